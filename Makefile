@@ -1,0 +1,39 @@
+# One command each to set up, run, test, lint and measure. Everything lives in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DATA ?= data
+LISTEN ?= localhost:9092
+
+.PHONY: setup up test lint bench fuzz clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Penstock needs Python 3.11 or newer; set PYTHON=/path/to/python3.11") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(STAMP)
+
+up: setup
+	@exec $(BIN)/penstock serve --listen $(LISTEN) --data-dir $(DATA) --welcome
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: setup
+	$(BIN)/python -m benchmarks $(if $(PEER),--peer $(PEER)) $(ARGS)
+
+fuzz: setup
+	$(BIN)/python -m pytest tests/properties/test_frame_fuzz.py -m "slow or not slow" $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

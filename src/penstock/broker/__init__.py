@@ -1,0 +1,1 @@
+"""The node: the only room with sockets and tasks."""

@@ -1,0 +1,1 @@
+"""One file per API. Each opens with its contract: key, versions, behaviour."""

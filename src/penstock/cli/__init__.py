@@ -1,0 +1,1 @@
+"""The `penstock` command: one file per verb, imports kept lazy so that starting stays fast."""

@@ -1,0 +1,1 @@
+"""Metadata records, the image built from them, and controller decisions. Pure: no I/O, no clock."""

@@ -1,0 +1,1 @@
+"""Consumer groups and committed offsets as state machines. Pure: no I/O, no clock."""

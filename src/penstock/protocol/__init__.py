@@ -1,0 +1,1 @@
+"""Bytes <-> messages: framing, headers, record batches, compression, errors."""

@@ -1,0 +1,21 @@
+"""What can go wrong on the wire, as values: Kafka's error codes and the exceptions that carry them."""
+
+from kio.schema.errors import ErrorCode
+
+__all__ = ("ErrorCode", "ApiError", "MalformedFrame")
+
+
+class ApiError(Exception):
+    """A request, or a part of one, that is answered with a protocol error code."""
+
+    def __init__(self, code: ErrorCode, message: str | None = None) -> None:
+        super().__init__(message or code.name)
+        self.code = code
+        self.message = message
+
+    def __repr__(self) -> str:
+        return f"ApiError({self.code.name}, {self.message!r})"
+
+
+class MalformedFrame(Exception):
+    """Bytes that are no request at all: the connection is closed, nothing else suffers."""

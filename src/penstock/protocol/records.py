@@ -1,0 +1,225 @@
+"""Record batches (magic 2): a view of the header for the hot path, and a codec for who must look inside."""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from penstock.protocol.compression import BytesLike, Codec, compress, decompress
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.varint import encode_varint, read_varint
+
+#: base offset, length, leader epoch, magic, crc, attributes, last offset delta, base timestamp,
+#: max timestamp, producer id, producer epoch, base sequence, record count
+HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+HEADER_BYTES: Final = HEADER.size
+#: What the length field does not count: base offset and itself.
+LENGTH_OVERHEAD_BYTES: Final = 12
+CRC_AT: Final = 17
+#: The checksum covers everything from the attributes on; offset and epoch are the broker's to stamp.
+CRC_FROM: Final = 21
+
+CODEC_MASK: Final = 0x07
+LOG_APPEND_TIME: Final = 0x08
+TRANSACTIONAL: Final = 0x10
+CONTROL: Final = 0x20
+DELETE_HORIZON: Final = 0x40
+
+NO_PRODUCER_ID: Final = -1
+NO_TIMESTAMP: Final = -1
+
+
+class BatchHeader(NamedTuple):
+    base_offset: int
+    length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size(self) -> int:
+        return self.length + LENGTH_OVERHEAD_BYTES
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def codec(self) -> Codec:
+        try:
+            return Codec(self.attributes & CODEC_MASK)
+        except ValueError:
+            raise ApiError(ErrorCode.corrupt_message, "unknown compression codec") from None
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """Set by the first compaction pass that saw a tombstone; the base timestamp then holds it."""
+        return self.base_timestamp if self.attributes & DELETE_HORIZON else None
+
+
+class Record(NamedTuple):
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def read_header(data: BytesLike, position: int = 0) -> BatchHeader:
+    return BatchHeader._make(HEADER.unpack_from(data, position))
+
+
+def checksum(batch: BytesLike) -> int:
+    """`batch` is exactly one batch."""
+    return crc32c(memoryview(batch)[CRC_FROM:])
+
+
+def encode_batch(
+    records: Sequence[Record],
+    *,
+    base_offset: int | None = None,
+    last_offset: int | None = None,
+    base_timestamp: int | None = None,
+    leader_epoch: int = -1,
+    codec: Codec = Codec.NONE,
+    attributes: int = 0,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    max_timestamp: int | None = None,
+) -> bytearray:
+    """One batch of these records. Offsets may have gaps, as compaction leaves them.
+
+    `base_offset` and `last_offset` default to the first and last record's; a batch of no records (kept by
+    compaction for its producer's epoch) must name both.
+    """
+    first = records[0].offset if base_offset is None else base_offset
+    last = records[-1].offset if last_offset is None else last_offset
+    base_time = (records[0].timestamp if records else NO_TIMESTAMP) if base_timestamp is None else base_timestamp
+    if max_timestamp is None:
+        max_timestamp = max((r.timestamp for r in records), default=NO_TIMESTAMP)
+    body = compress(codec, b"".join(_encode_record(r, first, base_time) for r in records))
+    batch = bytearray(HEADER_BYTES + len(body))
+    HEADER.pack_into(
+        batch, 0, first, len(batch) - LENGTH_OVERHEAD_BYTES, leader_epoch, 2, 0,
+        (attributes & ~CODEC_MASK) | codec, last - first, base_time, max_timestamp,
+        producer_id, producer_epoch, base_sequence, len(records),
+    )  # fmt: skip
+    batch[HEADER_BYTES:] = body
+    struct.pack_into(">I", batch, CRC_AT, checksum(batch))
+    return batch
+
+
+def restamp(batch: bytearray | memoryview, *, attributes: int, max_timestamp: int) -> None:
+    """Rewrite header fields that the checksum covers (LogAppendTime), and the checksum with them."""
+    struct.pack_into(">h", batch, 21, attributes)
+    struct.pack_into(">q", batch, 35, max_timestamp)
+    struct.pack_into(">I", batch, CRC_AT, checksum(batch))
+
+
+def decode_records(batch: BytesLike, max_bytes: int) -> list[Record]:
+    """All records of one whole batch, decompressed within `max_bytes`. Raises CORRUPT_MESSAGE."""
+    view = memoryview(batch)
+    header = read_header(view)
+    body = decompress(header.codec, view[HEADER_BYTES : header.size], max_bytes)
+    append_time = header.max_timestamp if header.attributes & LOG_APPEND_TIME else None
+    records: list[Record] = []
+    position = 0
+    for _ in range(header.record_count):
+        record, position = _decode_record(body, position, header, append_time)
+        records.append(record)
+    if position != len(body):
+        raise ApiError(ErrorCode.corrupt_message, f"{len(body) - position} bytes after the last record")
+    return records
+
+
+def iter_batches(data: BytesLike) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Whole batches in a slice of a log; a partial batch at the end is passed over."""
+    view, position = memoryview(data), 0
+    while position + HEADER_BYTES <= len(view):
+        header = read_header(view, position)
+        end = position + header.size
+        if header.size < HEADER_BYTES or end > len(view):
+            return
+        yield header, view[position:end]
+        position = end
+
+
+def _encode_record(record: Record, base_offset: int, base_timestamp: int) -> bytes:
+    parts = [
+        b"\x00",
+        encode_varint(record.timestamp - base_timestamp),
+        encode_varint(record.offset - base_offset),
+        *_sized(record.key),
+        *_sized(record.value),
+        encode_varint(len(record.headers)),
+    ]
+    for key, value in record.headers:
+        parts += (*_sized(key.encode(errors="surrogateescape")), *_sized(value))
+    body = b"".join(parts)
+    return encode_varint(len(body)) + body
+
+
+def _sized(value: bytes | None) -> Iterable[bytes]:
+    return (b"\x01",) if value is None else (encode_varint(len(value)), value)
+
+
+def _decode_record(
+    data: bytes | memoryview, position: int, header: BatchHeader, append_time: int | None
+) -> tuple[Record, int]:
+    length, position = read_varint(data, position)
+    end = position + length
+    if length < 0 or end > len(data):
+        raise ApiError(ErrorCode.corrupt_message, f"record of impossible length {length}")
+    timestamp_delta, position = read_varint(data, position + 1)
+    offset_delta, position = read_varint(data, position)
+    key, position = _read_sized(data, position, end)
+    value, position = _read_sized(data, position, end)
+    headers, position = _read_headers(data, position, end)
+    if position != end:
+        raise ApiError(ErrorCode.corrupt_message, "record length does not match its content")
+    timestamp = header.base_timestamp + timestamp_delta if append_time is None else append_time
+    return Record(header.base_offset + offset_delta, timestamp, key, value, headers), end
+
+
+def _read_headers(
+    data: bytes | memoryview, position: int, end: int
+) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
+    count, position = read_varint(data, position)
+    # A header takes two bytes at the least, so the bytes left bound the count.
+    if count < 0 or count > (end - position) // 2:
+        raise ApiError(ErrorCode.corrupt_message, f"record with an impossible count of {count} headers")
+    headers = []
+    for _ in range(count):
+        key, position = _read_sized(data, position, end)
+        value, position = _read_sized(data, position, end)
+        if key is None:
+            raise ApiError(ErrorCode.corrupt_message, "record header without a key")
+        headers.append((key.decode(errors="surrogateescape"), value))
+    return tuple(headers), position
+
+
+def _read_sized(data: bytes | memoryview, position: int, end: int) -> tuple[bytes | None, int]:
+    length, position = read_varint(data, position)
+    if length == -1:
+        return None, position
+    if length < 0 or position + length > end:
+        raise ApiError(ErrorCode.corrupt_message, f"record field of impossible length {length}")
+    return bytes(data[position : position + length]), position + length

@@ -1,0 +1,105 @@
+"""How a named setting is declared, parsed and refused: one mechanism for topics and for nodes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class SettingType(IntEnum):
+    """Numbered as DescribeConfigs reports them."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+    CLASS = 8
+    PASSWORD = 9
+
+
+Value = bool | int | float | str | tuple[str, ...] | None
+
+_INTEGER_BITS = {SettingType.SHORT: 16, SettingType.INT: 32, SettingType.LONG: 64}
+_BOOLEANS = {"true": True, "false": False}
+
+
+class InvalidSetting(ValueError):
+    """The message names the setting, the value and what would have been right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    name: str
+    type: SettingType
+    default: Value
+    doc: str
+    at_least: float | None = None
+    at_most: float | None = None
+    choices: tuple[str, ...] | None = None
+    check: Callable[[Value], str | None] | None = None  # returns what is wrong, or None
+    read_only: bool = False  # for nodes: set at start, not while running
+    synonym: str | None = None  # for topics: the node setting that gives the default
+
+    def parse(self, text: str) -> Value:
+        """The typed value of what a user wrote. Raises InvalidSetting."""
+        value = self._typed(text.strip() if self.type is not SettingType.STRING else text)
+        self._refuse_out_of_bounds(value)
+        if self.check is not None and (wrong := self.check(value)) is not None:
+            raise self._invalid(text, wrong)
+        return value
+
+    def text(self, value: Value) -> str | None:
+        """The value as Kafka prints it."""
+        match value:
+            case None:
+                return None
+            case bool():
+                return "true" if value else "false"
+            case tuple():
+                return ",".join(value)
+            case _:
+                return str(value)
+
+    def _typed(self, text: str) -> Value:
+        match self.type:
+            case SettingType.BOOLEAN:
+                if text.lower() not in _BOOLEANS:
+                    raise self._invalid(text, "must be true or false")
+                return _BOOLEANS[text.lower()]
+            case SettingType.INT | SettingType.SHORT | SettingType.LONG:
+                return self._integer(text)
+            case SettingType.DOUBLE:
+                try:
+                    return float(text)
+                except ValueError:
+                    raise self._invalid(text, "must be a number") from None
+            case SettingType.LIST:
+                return tuple(part.strip() for part in text.split(",") if part.strip())
+            case _:
+                return text
+
+    def _integer(self, text: str) -> int:
+        bits = _INTEGER_BITS[self.type]
+        try:
+            value = int(text)
+        except ValueError:
+            raise self._invalid(text, "must be a whole number") from None
+        if not -(1 << bits - 1) <= value < 1 << bits - 1:
+            raise self._invalid(text, f"must fit in {bits} bits")
+        return value
+
+    def _refuse_out_of_bounds(self, value: Value) -> None:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if self.at_least is not None and not value >= self.at_least:
+                raise self._invalid(str(value), f"must be at least {self.at_least:g}")
+            if self.at_most is not None and not value <= self.at_most:
+                raise self._invalid(str(value), f"must be at most {self.at_most:g}")
+        if self.choices is not None:
+            for item in value if isinstance(value, tuple) else (value,):
+                if item not in self.choices:
+                    raise self._invalid(str(item), f"must be one of {', '.join(self.choices)}")
+
+    def _invalid(self, text: str, wrong: str) -> InvalidSetting:
+        return InvalidSetting(f"Invalid value {text} for configuration {self.name}: {wrong}")
