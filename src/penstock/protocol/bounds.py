@@ -1,0 +1,206 @@
+"""Bounds every length and count of a message by the bytes that remain, before anything is allocated.
+
+kio's native reader trusts a count and reserves memory for it, which ends the process when a peer claims four
+billion elements. Every request therefore takes this walk first; it follows the same schemas and keeps nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import Field, fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from penstock.protocol.errors import MalformedFrame
+
+#: (buffer, position, end) -> position after the value
+Walk = Callable[[memoryview, int, int], int]
+
+_FIXED_BYTES = {
+    "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
+    "float64": 8, "bool": 1, "uuid": 16, "error_code": 2, "timedelta_i32": 4, "timedelta_i64": 8,
+    "datetime_i64": 8,
+}  # fmt: skip
+_LENGTH_BYTES = {"string": 2, "bytes": 4, "records": 4}
+_UVARINT_BYTES_MAX = 5
+
+
+@cache
+def bounds_check(entity: type[Any]) -> Walk:
+    """A walk over one entity of this schema."""
+    steps: list[Walk] = []
+    tagged: dict[int, Walk] = {}
+    fixed_bytes = 0
+    for field in fields(entity):
+        tag = field.metadata.get("tag")
+        if tag is not None:
+            tagged[tag] = _field_walk(field, entity.__flexible__, nullable=False)
+        elif (size := _fixed_size(field)) is not None:
+            fixed_bytes += size
+        else:
+            steps += _skip(fixed_bytes)
+            fixed_bytes = 0
+            steps.append(_field_walk(field, entity.__flexible__, nullable=True))
+    steps += _skip(fixed_bytes)
+    if entity.__flexible__:
+        steps.append(_tags_walk(tagged))
+    return _sequence(tuple(steps))
+
+
+def _sequence(steps: tuple[Walk, ...]) -> Walk:
+    if len(steps) == 1:
+        return steps[0]
+
+    def walk(data: memoryview, position: int, end: int) -> int:
+        for step in steps:
+            position = step(data, position, end)
+        return position
+
+    return walk
+
+
+def _skip(size: int) -> tuple[Walk, ...]:
+    def walk(data: memoryview, position: int, end: int) -> int:
+        if position + size > end:
+            raise _cut_short()
+        return position + size
+
+    return (walk,) if size else ()
+
+
+def _fixed_size(field: Field[Any]) -> int | None:
+    is_array, element, _ = _classify(field.type)
+    if is_array or is_dataclass(element):
+        return None
+    return _FIXED_BYTES.get(field.metadata["kafka_type"])
+
+
+def _field_walk(field: Field[Any], flexible: bool, *, nullable: bool) -> Walk:
+    is_array, element, optional = _classify(field.type)
+    if is_dataclass(element):
+        walk = bounds_check(element)  # type: ignore[arg-type]
+        if not is_array and optional and nullable:
+            walk = _nullable_entity(walk)
+        return _array_walk(walk, 1, flexible) if is_array else walk
+    kafka_type = field.metadata["kafka_type"]
+    size = _FIXED_BYTES.get(kafka_type)
+    if size is None:
+        walk = _compact_bytes if flexible else _legacy_bytes(_LENGTH_BYTES[kafka_type])
+        return _array_walk(walk, 1, flexible) if is_array else walk
+    return _fixed_array_walk(size, flexible) if is_array else _skip(size)[0]
+
+
+def _classify(annotation: Any) -> tuple[bool, Any, bool]:
+    """(is an array, type of the element, may be null)"""
+    optional = False
+    if get_origin(annotation) in (UnionType, Union):
+        optional = type(None) in get_args(annotation)
+        (annotation,) = (a for a in get_args(annotation) if a is not type(None))
+    if get_origin(annotation) is tuple:
+        return True, _classify(get_args(annotation)[0])[1], optional
+    return False, annotation, optional
+
+
+def _array_walk(element: Walk, element_bytes_min: int, flexible: bool) -> Walk:
+    read_count = _compact_count if flexible else _legacy_count
+
+    def walk(data: memoryview, position: int, end: int) -> int:
+        count, position = read_count(data, position, end)
+        if count > (end - position) // element_bytes_min:
+            raise MalformedFrame(f"array of {count} elements in {end - position} bytes")
+        for _ in range(count):
+            position = element(data, position, end)
+        return position
+
+    return walk
+
+
+def _fixed_array_walk(size: int, flexible: bool) -> Walk:
+    read_count = _compact_count if flexible else _legacy_count
+
+    def walk(data: memoryview, position: int, end: int) -> int:
+        count, position = read_count(data, position, end)
+        if count * size > end - position:
+            raise MalformedFrame(f"array of {count} elements in {end - position} bytes")
+        return position + count * size
+
+    return walk
+
+
+def _nullable_entity(walk_entity: Walk) -> Walk:
+    def walk(data: memoryview, position: int, end: int) -> int:
+        if position >= end:
+            raise _cut_short()
+        is_null = data[position] == 0xFF
+        return position + 1 if is_null else walk_entity(data, position + 1, end)
+
+    return walk
+
+
+def _tags_walk(known: dict[int, Walk]) -> Walk:
+    def walk(data: memoryview, position: int, end: int) -> int:
+        if position < end and data[position] == 0:
+            return position + 1
+        count, position = read_uvarint(data, position, end)
+        for _ in range(count):
+            tag, position = read_uvarint(data, position, end)
+            size, position = read_uvarint(data, position, end)
+            after = position + size
+            if after > end:
+                raise _cut_short()
+            if tag in known and known[tag](data, position, after) != after:
+                raise MalformedFrame(f"tagged field {tag} does not fill its {size} bytes")
+            position = after
+        return position
+
+    return walk
+
+
+def read_uvarint(data: memoryview, position: int, end: int) -> tuple[int, int]:
+    """Returns (value, next position). Raises MalformedFrame."""
+    value = shift = 0
+    for index in range(position, min(position + _UVARINT_BYTES_MAX, end)):
+        byte = data[index]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, index + 1
+        shift += 7
+    raise MalformedFrame("varint is cut short or too long")
+
+
+def _compact_bytes(data: memoryview, position: int, end: int) -> int:
+    size, position = read_uvarint(data, position, end)
+    position += max(size - 1, 0)
+    if position > end:
+        raise _cut_short()
+    return position
+
+
+def _legacy_bytes(length_bytes: int) -> Walk:
+    def walk(data: memoryview, position: int, end: int) -> int:
+        if position + length_bytes > end:
+            raise _cut_short()
+        size = int.from_bytes(data[position : position + length_bytes], "big", signed=True)
+        position += length_bytes + max(size, 0)
+        if position > end or size < -1:
+            raise _cut_short()
+        return position
+
+    return walk
+
+
+def _compact_count(data: memoryview, position: int, end: int) -> tuple[int, int]:
+    count, position = read_uvarint(data, position, end)
+    return max(count - 1, 0), position
+
+
+def _legacy_count(data: memoryview, position: int, end: int) -> tuple[int, int]:
+    if position + 4 > end:
+        raise _cut_short()
+    count = int.from_bytes(data[position : position + 4], "big", signed=True)
+    if count < -1:
+        raise MalformedFrame(f"array of {count} elements")
+    return max(count, 0), position + 4
+
+
+def _cut_short() -> MalformedFrame:
+    return MalformedFrame("request is cut short")

@@ -1,0 +1,54 @@
+"""kio's message schemas, each loaded on first use: importing all of them would cost most of a second."""
+
+import io
+from collections.abc import Callable
+from functools import cache
+from pkgutil import resolve_name
+from typing import Any
+
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.index import api_key_map, schema_name_map
+from kio.serial import entity_reader, entity_writer
+from kio.serial.errors import SerialError
+
+from penstock.protocol.bounds import bounds_check
+from penstock.protocol.errors import MalformedFrame
+from penstock.protocol.upgrade import upgrader
+
+
+def newest_version(api_key: int) -> int:
+    return int(max(schema_name_map[api_key_map[api_key]]))
+
+
+@cache
+def request_is_flexible(api_key: int, version: int) -> bool:
+    return bool(load_request_schema(api_key, version).__flexible__)
+
+
+@cache
+def request_decoder(api_key: int, version: int) -> Callable[[memoryview, int], Any]:
+    """Bytes of any version -> the newest version's request. Raises MalformedFrame."""
+    schema = load_request_schema(api_key, version)
+    check, read = bounds_check(schema), entity_reader(schema)
+    upgrade = upgrader(schema, load_request_schema(api_key, newest_version(api_key)))
+
+    def decode(frame: memoryview, position: int) -> Any:
+        check(frame, position, len(frame))
+        try:
+            request, _ = read(frame, position)
+        except SerialError as error:
+            raise MalformedFrame(f"{schema.__name__} v{version}: {error}") from None
+        return upgrade(request)
+
+    return decode
+
+
+@cache
+def response_encoder(api_key: int, version: int) -> Callable[[io.BytesIO, Any], None]:
+    """Writes the newest version's response (or this version's own class) as `version`."""
+    return entity_writer(load_response_schema(api_key, version))  # type: ignore[no-any-return]
+
+
+def schema_class(path: str) -> Any:
+    """`schema_class("metadata.v13.response:MetadataResponse")`, for handlers that load on first use."""
+    return resolve_name(f"kio.schema.{path}")
