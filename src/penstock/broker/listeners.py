@@ -1,0 +1,78 @@
+"""Listener addresses as people write them: `NAME://HOST:PORT`, `HOST:PORT`, `[::1]:9092`, `:9092`."""
+
+from typing import NamedTuple
+
+DEFAULT_NAME = "PLAINTEXT"
+_WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+
+
+class Listener(NamedTuple):
+    """Port 0 is any free port; in an advertised address it is the port that was bound."""
+
+    name: str
+    host: str
+    port: int
+
+    @property
+    def is_wildcard(self) -> bool:
+        return self.host in _WILDCARDS
+
+    def __str__(self) -> str:
+        return f"{self.name}://{format_address(self.host, self.port)}"
+
+
+def format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Raises ValueError with what is wrong."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit():
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    if int(port) > 65535:
+        raise ValueError(f"{text!r} has a port above 65535")
+    if host.startswith("[") and host.endswith("]"):
+        return host[1:-1], int(port)
+    if ":" in host:
+        raise ValueError(f"{text!r} needs brackets around its IPv6 address, as in [::1]:9092")
+    return host, int(port)
+
+
+def parse_listener(text: str, default_name: str = DEFAULT_NAME) -> Listener:
+    name, scheme, address = text.strip().rpartition("://")
+    if scheme and not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
+        raise ValueError(f"{text!r} needs a name of letters and digits before ://")
+    host, port = parse_address(address)
+    return Listener(name.upper() or default_name, host, port)
+
+
+def parse_listeners(text: str) -> tuple[Listener, ...]:
+    listeners = tuple(parse_listener(part) for part in text.split(",") if part.strip())
+    if not listeners:
+        raise ValueError("at least one listener is needed")
+    names = [listener.name for listener in listeners]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two listeners are named {name}; name them apart, as in INTERNAL://HOST:PORT")
+    return listeners
+
+
+def parse_advertised(text: str, listeners: tuple[Listener, ...], hostname: str) -> tuple[Listener, ...]:
+    """One advertised address for each listener, in the same order."""
+    given: dict[str, Listener] = {}
+    for part in text.split(","):
+        if part.strip():
+            listener = parse_listener(part, listeners[0].name)
+            if listener.is_wildcard:
+                raise ValueError(f"{part.strip()!r} is no address that a client could connect to")
+            given[listener.name] = listener
+    if unknown := given.keys() - {listener.name for listener in listeners}:
+        raise ValueError(f"no listener is named {', '.join(sorted(unknown))}")
+    return tuple(
+        given.get(listener.name) or _default_advertised(listener, hostname) for listener in listeners
+    )
+
+
+def _default_advertised(listener: Listener, hostname: str) -> Listener:
+    return listener._replace(host=hostname) if listener.is_wildcard else listener

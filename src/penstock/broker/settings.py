@@ -1,0 +1,239 @@
+"""The settings of one node: where each came from, and its value.
+
+A setting is taken from the first of: a flag, an environment variable, the TOML file, the default.
+`num.partitions` is the variable PENSTOCK_NUM_PARTITIONS; our own `penstock.flush` is PENSTOCK_FLUSH.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+from penstock.broker.listeners import Listener, parse_address, parse_advertised, parse_listeners
+from penstock.broker.settings_table import NODE_SETTINGS
+from penstock.protocol.settings import InvalidSetting, Setting, SettingType, Value
+
+__all__ = (
+    "NODE_SETTINGS",
+    "OTHER_VARIABLES",
+    "InvalidSetting",
+    "Listener",
+    "Origin",
+    "Settings",
+    "load_settings",
+    "variable_name",
+)
+
+# Variables that begin with PENSTOCK_ and are no settings of a node.
+OTHER_VARIABLES: dict[str, str] = {
+    "PENSTOCK_CONFIG": "the TOML file with settings, where --config is not given",
+    "PENSTOCK_BOOTSTRAP": "HOST:PORT of the cluster that client commands talk to",
+    "PENSTOCK_TEST_BOOTSTRAP": "points the test suite at a running cluster",
+}
+
+# Kubernetes sets these for a service that has our name in its own.
+_SERVICE_LINK = re.compile(r"PENSTOCK_(.+_)?(SERVICE_HOST|SERVICE_PORT.*|PORT|PORT_\d+_(TCP|UDP).*)")
+
+
+class Origin(NamedTuple):
+    """Where a value came from: kind is flag, environment, file or default."""
+
+    kind: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.detail}".rstrip()
+
+
+Parsed = TypeVar("Parsed")
+
+_DEFAULT = Origin("default", "")
+_SESSION_MIN, _SESSION_MAX = "group.min.session.timeout.ms", "group.max.session.timeout.ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    values: Mapping[str, Value]
+    origins: Mapping[str, Origin]  # of what was set; all else is a default
+    listeners: tuple[Listener, ...]
+    advertised: tuple[Listener, ...]  # one for each listener, in the same order
+
+    def __getitem__(self, name: str) -> Value:
+        return self.values[name]
+
+    def source(self, name: str) -> Origin:
+        assert name in self.values, name
+        return self.origins.get(name, _DEFAULT)
+
+    def integer(self, name: str) -> int:
+        value = self.values[name]
+        assert isinstance(value, int), (name, value)
+        return value
+
+    def number(self, name: str) -> float:
+        value = self.values[name]
+        assert isinstance(value, (int, float)), (name, value)
+        return float(value)
+
+    def boolean(self, name: str) -> bool:
+        value = self.values[name]
+        assert isinstance(value, bool), (name, value)
+        return value
+
+    def string(self, name: str) -> str:
+        value = self.values[name]
+        assert isinstance(value, str), (name, value)
+        return value
+
+    @property
+    def node_id(self) -> int:
+        return self.integer("node.id")
+
+    @property
+    def data_dir(self) -> str:
+        return os.path.abspath(os.path.expanduser(self.string("log.dirs")))
+
+    @property
+    def rack(self) -> str | None:
+        value = self.values["broker.rack"]
+        return value if isinstance(value, str) and value else None
+
+    @property
+    def http_address(self) -> tuple[str, int] | None:
+        text = self.string("penstock.http.listen")
+        return parse_address(text) if text else None
+
+
+def load_settings(
+    flags: Mapping[str, str],
+    environ: Mapping[str, str],
+    toml_path: str | None = None,
+    *,
+    flag_names: Mapping[str, str] = MappingProxyType({}),
+) -> Settings:
+    """`flags` maps setting names to text; `flag_names` says which flag each was written as, if not --set."""
+    values: dict[str, Value] = {name: setting.default for name, setting in NODE_SETTINGS.items()}
+    origins: dict[str, Origin] = {}
+    for origin, name, text in _given(flags, flag_names, environ, toml_path):
+        values[name] = _parse(_known(name, origin), text, origin)
+        origins[name] = origin
+    return _checked(values, origins)
+
+
+def variable_name(setting: str) -> str:
+    """The environment variable of a setting."""
+    return "PENSTOCK_" + setting.removeprefix("penstock.").replace(".", "_").upper()
+
+
+def _given(
+    flags: Mapping[str, str],
+    flag_names: Mapping[str, str],
+    environ: Mapping[str, str],
+    toml_path: str | None,
+) -> Iterator[tuple[Origin, str, str]]:
+    """Everything that was set, the strongest last."""
+    if toml_path is not None:
+        yield from ((Origin("file", toml_path), name, text) for name, text in _read_toml(toml_path))
+    yield from _from_environment(environ)
+    for name, text in flags.items():
+        yield Origin("flag", flag_names.get(name, "--set")), name, text
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[Origin, str, str]]:
+    names = {variable_name(name): name for name in NODE_SETTINGS}
+    for variable, text in environ.items():
+        if not variable.startswith("PENSTOCK_") or variable in OTHER_VARIABLES:
+            continue
+        if variable in names:
+            yield Origin("environment", variable), names[variable], text
+        elif not _SERVICE_LINK.fullmatch(variable):
+            raise InvalidSetting(
+                f"Unknown environment variable {variable}"
+                + _did_you_mean(variable, [*names, *OTHER_VARIABLES])
+            )
+
+
+def _read_toml(path: str) -> Iterator[tuple[str, str]]:
+    import tomllib  # 15 ms that a start without a file does not pay
+
+    try:
+        with open(path, "rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        raise InvalidSetting(f"Cannot read {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        hint = "; quote a name that is the beginning of another, as in 'max.connections' = 100"
+        raise InvalidSetting(
+            f"{path} is not valid TOML: {error}{hint if 'verwrite' in str(error) else ''}"
+        ) from None
+    except UnicodeDecodeError:
+        raise InvalidSetting(f"{path} is not valid TOML: it is not UTF-8 text") from None
+    yield from _flatten(document, "", path)
+
+
+def _flatten(table: Mapping[str, Any], prefix: str, path: str) -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        name = prefix + key
+        match value:
+            case dict():
+                yield from _flatten(value, f"{name}.", path)
+            case bool():
+                yield name, "true" if value else "false"
+            case str() | int() | float():
+                yield name, str(value)
+            case list() if all(isinstance(item, str) for item in value):
+                yield name, ",".join(value)
+            case _:
+                raise InvalidSetting(f"{path}: {name} must be text, a number, true, false or a list of texts")
+
+
+def _known(name: str, origin: Origin) -> Setting:
+    setting = NODE_SETTINGS.get(name)
+    if setting is None:
+        raise InvalidSetting(f"Unknown setting {name} ({origin})" + _did_you_mean(name, list(NODE_SETTINGS)))
+    return setting
+
+
+def _parse(setting: Setting, text: str, origin: Origin) -> Value:
+    try:
+        value = setting.parse(text)
+    except InvalidSetting as error:
+        raise InvalidSetting(f"{error} ({origin})") from None
+    if setting.type is SettingType.LIST and not value:
+        raise InvalidSetting(f"{setting.name} must not be empty ({origin})")
+    return value
+
+
+def _did_you_mean(name: str, known: list[str]) -> str:
+    import difflib  # only needed for a mistake
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _checked(values: Mapping[str, Value], origins: Mapping[str, Origin]) -> Settings:
+    """The checks that need more than one value, or a form that is parsed once and kept."""
+
+    def checked(name: str, parse: Callable[[str], Parsed]) -> Parsed:
+        try:
+            return parse(str(values[name] or ""))
+        except ValueError as error:
+            raise InvalidSetting(f"Invalid {name} ({origins.get(name, _DEFAULT)}): {error}") from None
+
+    listeners = checked("listeners", parse_listeners)
+    advertised = checked(
+        "advertised.listeners", lambda text: parse_advertised(text, listeners, socket.gethostname())
+    )
+    checked("penstock.http.listen", lambda text: parse_address(text) if text else None)
+    settings = Settings(
+        values=MappingProxyType(values),
+        origins=MappingProxyType(origins),
+        listeners=listeners,
+        advertised=advertised,
+    )
+    if settings.integer(_SESSION_MIN) > settings.integer(_SESSION_MAX):
+        raise InvalidSetting(f"{_SESSION_MIN} must not be above {_SESSION_MAX}")
+    return settings

@@ -1,0 +1,327 @@
+"""Every setting of a node, declared once: Kafka's names, meanings and defaults where Kafka has them.
+
+Where a default differs from Apache Kafka's, the setting's text says so. What a topic may override is dynamic
+(an operator can change it while the node runs); everything else is read at start.
+"""
+
+from penstock.protocol.settings import Setting, SettingType, Value
+
+INT_MAX = (1 << 31) - 1
+LONG_MAX = (1 << 63) - 1
+_MIB = 1 << 20
+
+_INT, _SHORT, _LONG = SettingType.INT, SettingType.SHORT, SettingType.LONG
+_STRING, _LIST = SettingType.STRING, SettingType.LIST
+_BOOLEAN, _DOUBLE = SettingType.BOOLEAN, SettingType.DOUBLE
+
+
+def _one_directory(value: Value) -> str | None:
+    assert isinstance(value, str)
+    if not value.strip():
+        return "must name a directory"
+    return "must be one directory: a node has a single data folder" if "," in value else None
+
+
+def _node(
+    name: str,
+    kind: SettingType,
+    default: Value,
+    doc: str,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Setting:
+    return Setting(
+        name=name,
+        type=kind,
+        default=default,
+        doc=doc,
+        at_least=at_least,
+        at_most=at_most,
+        choices=choices,
+        read_only=True,
+    )
+
+
+def _topic_default(
+    name: str,
+    kind: SettingType,
+    default: Value,
+    doc: str,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Setting:
+    return Setting(
+        name=name, type=kind, default=default, doc=doc, at_least=at_least, at_most=at_most, choices=choices
+    )
+
+
+_IDENTITY = (
+    _node("node.id", _INT, 1, "Id of this node in the cluster.", 0),
+    _node("broker.rack", _STRING, None, "Rack or zone of this node, told to clients and used in placement."),
+    Setting(
+        name="log.dirs",
+        type=_STRING,
+        default="penstock-data",
+        doc="The data folder (one per node). Apache Kafka's default is /tmp/kafka-logs.",
+        check=_one_directory,
+        read_only=True,
+    ),
+    _node(
+        "num.recovery.threads.per.data.dir", _INT, 2, "Threads that open and recover partitions at start.", 1
+    ),
+)
+
+_NETWORK = (
+    _node(
+        "listeners",
+        _STRING,
+        "PLAINTEXT://localhost:9092",
+        "Addresses to listen on: NAME://HOST:PORT, comma separated; no host is every interface, port 0 any "
+        "free port. Apache Kafka's default listens on every interface.",
+    ),
+    _node(
+        "advertised.listeners",
+        _STRING,
+        None,
+        "Addresses told to clients, by listener name; the listener's own address where not given.",
+    ),
+    _node("socket.listen.backlog.size", _INT, 50, "Connections that may wait to be accepted.", 1),
+    _node("socket.send.buffer.bytes", _INT, 102400, "SO_SNDBUF of each connection; -1 leaves it alone.", -1),
+    _node(
+        "socket.receive.buffer.bytes", _INT, 102400, "SO_RCVBUF of each connection; -1 leaves it alone.", -1
+    ),
+    _node("socket.request.max.bytes", _INT, 100 * _MIB, "Largest request frame; a larger one is cut off.", 1),
+    _node(
+        "queued.max.request.bytes",
+        _LONG,
+        256 * _MIB,
+        "Bytes of requests held at once over all connections; above it, reading pauses. -1 is no bound, "
+        "which is Apache Kafka's default.",
+        -1,
+    ),
+    _node("max.connections", _INT, INT_MAX, "Connections open at once.", 0),
+    _node("max.connections.per.ip", _INT, INT_MAX, "Connections open at once from one address.", 0),
+    _node(
+        "connections.max.idle.ms", _LONG, 600_000, "A connection idle for this long is closed; -1 never.", -1
+    ),
+    _node("fetch.max.bytes", _INT, 55 * _MIB, "Most bytes that one fetch may return.", 1024),
+    _node(
+        "max.incremental.fetch.session.cache.slots",
+        _INT,
+        1000,
+        "Incremental fetch sessions remembered at once.",
+        0,
+    ),
+    _node("max.request.partition.size.limit", _INT, 2000, "Partitions described in one answer.", 1),
+    _node("request.timeout.ms", _INT, 30_000, "How long the node waits for its peers.", 1),
+)
+
+_TOPICS = (
+    _topic_default("num.partitions", _INT, 1, "Partitions of a topic created without saying how many.", 1),
+    _node("default.replication.factor", _INT, 1, "Replicas of a topic created without saying how many.", 1),
+    _node("auto.create.topics.enable", _BOOLEAN, True, "Create an unknown topic when a client asks for it."),
+    _node("delete.topic.enable", _BOOLEAN, True, "Allow topics to be deleted."),
+    _topic_default("message.max.bytes", _INT, 1_048_588, "Largest record batch, after compression.", 0),
+    _topic_default("min.insync.replicas", _INT, 1, "Replicas that must hold a write before acks=all.", 1),
+    _topic_default(
+        "unclean.leader.election.enable", _BOOLEAN, False, "Let a replica that may lack data become leader."
+    ),
+    _topic_default(
+        "compression.type",
+        _STRING,
+        "producer",
+        "Codec that batches are stored with; `producer` keeps what was sent.",
+        choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
+    ),
+    _topic_default("compression.gzip.level", _INT, -1, "gzip level where the node compresses.", -1, 9),
+    _topic_default("compression.lz4.level", _INT, 9, "lz4 level where the node compresses.", 1, 17),
+    _topic_default(
+        "compression.zstd.level", _INT, 3, "zstd level where the node compresses.", -(1 << 17), 22
+    ),
+)
+
+_LOG = (
+    _topic_default("log.segment.bytes", _INT, 1 << 30, "Size at which a new segment file begins.", 14),
+    _topic_default("log.roll.ms", _LONG, None, "Age at which a new segment begins; else log.roll.hours.", 1),
+    _topic_default("log.roll.hours", _INT, 168, "Age in hours at which a new segment begins.", 1),
+    _topic_default("log.roll.jitter.ms", _LONG, None, "Random part taken off a segment's age.", 0),
+    _topic_default("log.roll.jitter.hours", _INT, 0, "Random part taken off a segment's age, in hours.", 0),
+    _topic_default(
+        "log.retention.ms",
+        _LONG,
+        None,
+        "How long records are kept; -1 for ever; else log.retention.minutes.",
+        -1,
+    ),
+    _topic_default(
+        "log.retention.minutes", _INT, None, "How long records are kept, in minutes; else hours.", -1
+    ),
+    _topic_default("log.retention.hours", _INT, 168, "How long records are kept, in hours; -1 for ever.", -1),
+    _topic_default(
+        "log.retention.bytes", _LONG, -1, "Size a partition may reach before old segments go; -1 any.", -1
+    ),
+    _node("log.retention.check.interval.ms", _LONG, 300_000, "How often retention is applied.", 1),
+    _topic_default(
+        "log.cleanup.policy",
+        _LIST,
+        ("delete",),
+        "What happens to old records: delete, compact, or both.",
+        choices=("compact", "delete"),
+    ),
+    _topic_default("log.segment.delete.delay.ms", _LONG, 60_000, "Wait before a removed file is erased.", 0),
+    _topic_default("log.index.size.max.bytes", _INT, 10 * _MIB, "Largest offset index of a segment.", 4),
+    _topic_default("log.index.interval.bytes", _INT, 4096, "Log bytes between two index entries.", 0),
+    _topic_default(
+        "log.preallocate", _BOOLEAN, False, "Accepted for compatibility; files are never preallocated."
+    ),
+    _topic_default(
+        "log.message.timestamp.type",
+        _STRING,
+        "CreateTime",
+        "Whether a record carries its creation time or the time of its append.",
+        choices=("CreateTime", "LogAppendTime"),
+    ),
+    _topic_default(
+        "log.message.timestamp.before.max.ms", _LONG, LONG_MAX, "How far a timestamp may lie in the past.", 0
+    ),
+    _topic_default(
+        "log.message.timestamp.after.max.ms",
+        _LONG,
+        3_600_000,
+        "How far a timestamp may lie in the future.",
+        0,
+    ),
+    _topic_default(
+        "log.flush.interval.messages", _LONG, LONG_MAX, "Records after which a partition is synced.", 1
+    ),
+    _topic_default(
+        "log.flush.interval.ms", _LONG, None, "Time after which a partition is synced; see penstock.flush.", 0
+    ),
+    _node("log.flush.scheduler.interval.ms", _LONG, LONG_MAX, "How often due partitions are synced.", 1),
+    _node("log.flush.offset.checkpoint.interval.ms", _INT, 60_000, "How often recovery points are saved.", 0),
+)
+
+_CLEANER = (
+    _node("log.cleaner.enable", _BOOLEAN, True, "Compact topics whose cleanup policy asks for it."),
+    _node("log.cleaner.threads", _INT, 1, "Threads that compact.", 1),
+    _node("log.cleaner.backoff.ms", _LONG, 15_000, "Rest of the cleaner when nothing needs it.", 0),
+    _node(
+        "log.cleaner.dedupe.buffer.size", _LONG, 128 * _MIB, "Memory that compaction may use for keys.", _MIB
+    ),
+    _topic_default(
+        "log.cleaner.min.cleanable.ratio", _DOUBLE, 0.5, "Uncompacted share of a log that is cleaned.", 0, 1
+    ),
+    _topic_default("log.cleaner.delete.retention.ms", _LONG, 86_400_000, "How long tombstones are kept.", 0),
+    _topic_default("log.cleaner.min.compaction.lag.ms", _LONG, 0, "Age before a record is compacted.", 0),
+    _topic_default(
+        "log.cleaner.max.compaction.lag.ms", _LONG, LONG_MAX, "Age by which a record is compacted.", 1
+    ),
+)
+
+_GROUPS = (
+    _node("offsets.topic.num.partitions", _INT, 50, "Partitions of the topic that holds group offsets.", 1),
+    _node(
+        "offsets.topic.replication.factor",
+        _SHORT,
+        1,
+        "Replicas of the topic that holds group offsets. Apache Kafka's default is 3.",
+        1,
+    ),
+    _node("offsets.topic.segment.bytes", _INT, 100 * _MIB, "Segment size of that topic.", 1),
+    _node("offsets.retention.minutes", _INT, 10_080, "How long an unused group keeps its offsets.", 1),
+    _node("offsets.retention.check.interval.ms", _LONG, 600_000, "How often old offsets are looked for.", 1),
+    _node("offset.metadata.max.bytes", _INT, 4096, "Longest note stored with a committed offset.", 0),
+    _node(
+        "group.initial.rebalance.delay.ms",
+        _INT,
+        0,
+        "How long a new group waits for more members. Apache Kafka's default is 3000; the configuration it "
+        "ships for development sets 0.",
+        0,
+    ),
+    _node("group.min.session.timeout.ms", _INT, 6000, "Shortest session timeout a member may ask for.", 1),
+    _node(
+        "group.max.session.timeout.ms", _INT, 1_800_000, "Longest session timeout a member may ask for.", 1
+    ),
+    _node("group.max.size", _INT, INT_MAX, "Members of one group.", 1),
+)
+
+_PRODUCERS = (
+    _node("producer.id.expiration.ms", _INT, 86_400_000, "How long an idle producer is remembered.", 1),
+    _node(
+        "producer.id.expiration.check.interval.ms",
+        _INT,
+        600_000,
+        "How often idle producers are forgotten.",
+        1,
+    ),
+)
+
+_PENSTOCK = (
+    _topic_default(
+        "penstock.flush",
+        _STRING,
+        "ack",
+        "When data is synced to disk: before acks=all is answered (ack), every penstock.flush.interval.ms "
+        "(interval), or when the operating system likes (never).",
+        choices=("ack", "interval", "never"),
+    ),
+    _topic_default("penstock.flush.interval.ms", _LONG, 1000, "How often, where penstock.flush=interval.", 1),
+    _node(
+        "penstock.http.listen",
+        _STRING,
+        "",
+        "HOST:PORT for /metrics, /health and /ready; empty is off, which lets several nodes share a machine.",
+    ),
+    _node(
+        "penstock.log.format", _STRING, "text", "How the node writes its own log.", choices=("text", "json")
+    ),
+    _node(
+        "penstock.log.level",
+        _STRING,
+        "info",
+        "What the node writes to its own log.",
+        choices=("debug", "info", "warning", "error"),
+    ),
+    _node("penstock.io.threads", _INT, 4, "Threads for work that may block: sync, cold reads, decoding.", 1),
+    _node("penstock.open.files.max", _INT, 512, "Segment files kept open for reading.", 8),
+    _node(
+        "penstock.max.inflight.requests.per.connection",
+        _INT,
+        64,
+        "Requests of one connection that are worked on before reading pauses.",
+        1,
+    ),
+    _node(
+        "penstock.max.queued.response.bytes",
+        _LONG,
+        8 * _MIB,
+        "Answers waiting on a slow connection before its requests are no longer read.",
+        1,
+    ),
+    _node(
+        "penstock.request.read.timeout.ms",
+        _INT,
+        30_000,
+        "A connection that has begun a request must finish sending it within this time.",
+        1,
+    ),
+    _node(
+        "penstock.decompress.max.bytes",
+        _LONG,
+        64 * _MIB,
+        "Largest size that one compressed batch may unfold to where the node must look inside.",
+        1024,
+    ),
+    _node(
+        "penstock.create.topics.partitions.max", _INT, 10_000, "Partitions that one request may create.", 1
+    ),
+)
+
+NODE_SETTINGS: dict[str, Setting] = {
+    setting.name: setting
+    for section in (_IDENTITY, _NETWORK, _TOPICS, _LOG, _CLEANER, _GROUPS, _PRODUCERS, _PENSTOCK)
+    for setting in section
+}
