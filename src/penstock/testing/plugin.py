@@ -1,0 +1,1 @@
+"""The pytest plugin that users get by installing the package."""

@@ -1,0 +1,167 @@
+"""The hand-packed Produce and Fetch must say, byte for byte, what kio's schemas say."""
+
+import datetime
+import io
+import uuid
+from importlib import import_module
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+
+from penstock.protocol.errors import MalformedFrame
+from penstock.protocol.fetch import PartitionData, encode_fetch_response, parse_fetch
+from penstock.protocol.produce import PartitionResult, encode_produce_response, parse_produce
+
+TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
+MS = datetime.timedelta(milliseconds=1)
+PRODUCE_VERSIONS = range(3, 14)
+FETCH_VERSIONS = range(4, 19)
+
+
+def schema(api: str, version: int, kind: str) -> Any:
+    return import_module(f"kio.schema.{api}.v{version}.{kind}")
+
+
+def written(message: Any) -> memoryview:
+    out = io.BytesIO()
+    entity_writer(type(message))(out, message)
+    return memoryview(out.getvalue())
+
+
+def produce_request(version: int) -> Any:
+    s = schema("produce", version, "request")
+    topic = {"topic_id": TOPIC_ID} if version >= 13 else {"name": "orders"}
+    data = tuple(s.PartitionProduceData(index=i, records=r) for i, r in enumerate((b"abc" * 100, None, b"")))
+    return s.ProduceRequest(
+        transactional_id="tx" if version % 2 else None,
+        acks=-1,
+        timeout=1500 * MS,
+        topic_data=(s.TopicProduceData(partition_data=data, **topic),) * 2,
+    )
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+def test_produce_request_is_read_as_kio_writes_it(version: int) -> None:
+    request = parse_produce(written(produce_request(version)), 0, version)
+    key = TOPIC_ID.bytes if version >= 13 else b"orders"
+    assert request.transactional_id == ("tx" if version % 2 else None)
+    assert (request.acks, request.timeout_ms) == (-1, 1500)
+    parts = [(i, r if r is None else bytes(r)) for i, r in request.topics[1][1]]
+    assert request.topics[1][0] == key
+    assert parts == [(0, b"abc" * 100), (1, None), (2, b"")]
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+def test_produce_response_is_what_kio_reads(version: int) -> None:
+    key = TOPIC_ID.bytes if version >= 13 else b"orders"
+    results = [
+        PartitionResult(0, 0, 42, 1_600_000_000_000, 7),
+        PartitionResult(1, ErrorCode.invalid_record.value, message="no key in record 3"),
+    ]
+    frame = encode_produce_response(version, 99, [(key, results)])
+    response, error = read_response("produce", version, frame, 99, flexible=version >= 9)
+    assert not error
+    ok, bad = response.responses[0].partition_responses
+    assert (ok.index, ok.error_code, ok.base_offset) == (0, ErrorCode.none, 42)
+    assert ok.log_append_time.timestamp() == 1_600_000_000
+    assert bad.error_code is ErrorCode.invalid_record
+    if version >= 5:
+        assert (ok.log_start_offset, bad.log_start_offset) == (7, -1)
+    if version >= 8:
+        assert bad.error_message == "no key in record 3"
+
+
+def read_response(api: str, version: int, frame: bytes, correlation: int, *, flexible: bool) -> tuple[Any, str]:
+    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+    assert int.from_bytes(frame[4:8], "big") == correlation
+    start = 9 if flexible else 8
+    module = schema(api, version, "response")
+    response, size = entity_reader(getattr(module, f"{api.title()}Response"))(frame, start)
+    return response, "" if start + size == len(frame) else f"{len(frame) - start - size} bytes too many"
+
+
+def fetch_request(version: int) -> Any:
+    s = schema("fetch", version, "request")
+    topic = {"topic_id": TOPIC_ID} if version >= 13 else {"topic": "orders"}
+    extra: dict[str, Any] = {}
+    partition: dict[str, Any] = {"partition": 3, "fetch_offset": 11, "partition_max_bytes": 1 << 20}
+    if version >= 5:
+        partition["log_start_offset"] = 5
+    if version >= 7:
+        extra |= {"session_id": 8, "session_epoch": 2}
+        extra["forgotten_topics_data"] = (s.ForgottenTopic(partitions=(1, 2), **topic),)
+    if version >= 9:
+        partition["current_leader_epoch"] = 4
+    if version >= 11:
+        extra["rack_id"] = "rack-a"
+    if version >= 12:
+        partition["last_fetched_epoch"] = 3
+        extra["cluster_id"] = "some-cluster"
+    if version >= 15:
+        extra["replica_state"] = s.ReplicaState(replica_id=6, replica_epoch=1)
+    else:
+        extra["replica_id"] = 6
+    if version >= 17:
+        partition["replica_directory_id"] = TOPIC_ID
+    topics = (s.FetchTopic(partitions=(s.FetchPartition(**partition),), **topic),) * 2
+    return s.FetchRequest(
+        max_wait=500 * MS, min_bytes=1, max_bytes=1000, isolation_level=1, topics=topics, **extra
+    )
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_fetch_request_is_read_as_kio_writes_it(version: int) -> None:
+    request = parse_fetch(written(fetch_request(version)), 0, version)
+    key = TOPIC_ID.bytes if version >= 13 else b"orders"
+    assert (request.max_wait_ms, request.min_bytes, request.max_bytes) == (500, 1, 1000)
+    assert (request.isolation_level, request.replica_id) == (1, 6)
+    assert [name for name, _ in request.topics] == [key, key]
+    (partition,) = request.topics[1][1]
+    assert (partition.partition, partition.offset, partition.max_bytes) == (3, 11, 1 << 20)
+    assert partition.leader_epoch == (4 if version >= 9 else -1)
+    assert partition.last_fetched_epoch == (3 if version >= 12 else -1)
+    if version >= 7:
+        assert (request.session_id, request.session_epoch) == (8, 2)
+        assert request.forgotten == [(key, [1, 2])]
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_fetch_response_is_what_kio_reads(version: int) -> None:
+    key = TOPIC_ID.bytes if version >= 13 else b"orders"
+    partitions = [
+        PartitionData(0, 0, 100, 90, 5, b"x" * 300, aborted=((7, 8),)),
+        PartitionData(1, ErrorCode.offset_out_of_range.value),
+    ]
+    if version >= 12:
+        partitions.append(PartitionData(2, 0, 1, 1, 0, diverging_epoch=(4, 17)))
+    buffers = encode_fetch_response(version, 5, error=0, session_id=12, topics=[(key, partitions)])
+    response, error = read_response("fetch", version, b"".join(buffers), 5, flexible=version >= 12)
+    assert not error
+    got = response.responses[0].partitions
+    assert bytes(got[0].records) == b"x" * 300
+    assert (got[0].high_watermark, got[0].last_stable_offset) == (100, 90)
+    assert got[0].aborted_transactions[0].producer_id == 7
+    assert got[1].error_code is ErrorCode.offset_out_of_range
+    assert not got[1].records
+    if version >= 7:
+        assert response.session_id == 12
+    if version >= 12:
+        assert (got[2].diverging_epoch.epoch, got[2].diverging_epoch.end_offset) == (4, 17)
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+def test_produce_request_cut_anywhere_is_malformed_and_nothing_else(version: int) -> None:
+    frame = written(produce_request(version))
+    for end in range(len(frame) - (1 if version >= 9 else 0)):
+        with pytest.raises(MalformedFrame):
+            parse_produce(frame[:end], 0, version)
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_fetch_request_cut_anywhere_is_malformed_and_nothing_else(version: int) -> None:
+    frame = written(fetch_request(version))
+    for end in range(len(frame)):
+        with pytest.raises(MalformedFrame):
+            parse_fetch(frame[:end], 0, version)
