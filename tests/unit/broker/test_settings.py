@@ -63,7 +63,7 @@ def test_defaults_that_clients_and_operators_rely_on(name: str, value: object) -
 def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(tmp_path: Path) -> None:
     file = write(
         tmp_path / "node.toml",
-        "num.partitions = 2\nnode.id = 2\nlog.retention.hours = 2\n[log]\nroll.hours = 2\n",
+        "num.partitions = 2\nnode.id = 2\nlog.retention.hours = 2\nlog.roll.hours = 2\n",
     )
     environ = {"PENSTOCK_NUM_PARTITIONS": "3", "PENSTOCK_NODE_ID": "3"}
     settings = load_settings(
