@@ -1,0 +1,247 @@
+"""Changing the settings of topics and brokers. A resource changes as a whole or not at all."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from penstock.cluster.decision import Decision
+from penstock.cluster.effective import Layer, effective_topic_setting, validate_topic_settings
+from penstock.cluster.image import ClusterImage
+from penstock.cluster.names import topic_name_flaw
+from penstock.cluster.records import ConfigRecord
+from penstock.cluster.state import ConfigResource, ResourceType
+from penstock.cluster.topic_settings import TOPIC_SETTINGS
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.settings import InvalidSetting, Setting, SettingType, Value
+
+
+class ConfigOp(IntEnum):
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class ConfigChange(NamedTuple):
+    name: str
+    op: int
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterResource:
+    resource: ConfigResource
+    changes: tuple[ConfigChange, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterResult:
+    resource: ConfigResource
+    error: ErrorCode = ErrorCode.none
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigRules:
+    """What brokers may be told to change, and what topics fall back on."""
+
+    node_settings: Mapping[str, Setting]
+    node: tuple[Layer, ...] = ()
+
+
+Values = dict[str, str]
+Merge = Callable[["_Resource", tuple[ConfigChange, ...]], Values]
+
+
+def incremental_alter_configs(
+    image: ClusterImage,
+    resources: Sequence[AlterResource],
+    *,
+    rules: ConfigRules,
+    validate_only: bool = False,
+) -> Decision[tuple[AlterResult, ...]]:
+    """What is not named stays."""
+    return _alter(image, resources, rules, validate_only, _merge_incrementally)
+
+
+def replace_configs(
+    image: ClusterImage,
+    resources: Sequence[AlterResource],
+    *,
+    rules: ConfigRules,
+    validate_only: bool = False,
+) -> Decision[tuple[AlterResult, ...]]:
+    """The older AlterConfigs: what is not named goes back to its default."""
+    return _alter(image, resources, rules, validate_only, _replace)
+
+
+def _alter(
+    image: ClusterImage,
+    resources: Sequence[AlterResource],
+    rules: ConfigRules,
+    validate_only: bool,
+    merge: Merge,
+) -> Decision[tuple[AlterResult, ...]]:
+    asked = Counter(item.resource for item in resources)
+    records: list[ConfigRecord] = []
+    results: list[AlterResult] = []
+    for item in resources:
+        try:
+            if asked[item.resource] > 1:
+                raise ApiError(ErrorCode.invalid_request, "Each resource must appear at most once.")
+            records += _alter_one(image, item, rules, merge)
+            results.append(AlterResult(resource=item.resource))
+        except ApiError as error:
+            results.append(AlterResult(resource=item.resource, error=error.code, message=error.message))
+    return Decision(() if validate_only else tuple(records), tuple(results))
+
+
+def _alter_one(
+    image: ClusterImage, item: AlterResource, rules: ConfigRules, merge: Merge
+) -> list[ConfigRecord]:
+    _refuse_malformed(item.changes)
+    resource = _resource(image, item.resource, rules)
+    current = image.configs.get(item.resource, {})
+    wanted = merge(resource, item.changes)
+    resource.validate(wanted)
+    # In the order of the names, so that the same request always gives the same records.
+    return [
+        ConfigRecord(
+            resource_type=item.resource.type,
+            resource_name=item.resource.name,
+            name=name,
+            value=wanted.get(name),
+        )
+        for name in sorted({*current, *wanted})
+        if current.get(name) != wanted.get(name)
+    ]
+
+
+def _refuse_malformed(changes: tuple[ConfigChange, ...]) -> None:
+    if len({change.name for change in changes}) != len(changes):
+        raise ApiError(ErrorCode.invalid_request, "Error due to duplicate config keys")
+    nulls = [change.name for change in changes if change.value is None and change.op != ConfigOp.DELETE]
+    if nulls:
+        raise ApiError(ErrorCode.invalid_request, f"Null value not supported for : {', '.join(nulls)}")
+    for change in changes:
+        if change.op not in ConfigOp.__members__.values():
+            raise ApiError(ErrorCode.invalid_request, f"Unknown operations type {change.op}")
+
+
+def _replace(_: "_Resource", changes: tuple[ConfigChange, ...]) -> Values:
+    return {change.name: change.value for change in changes if change.value is not None}
+
+
+def _merge_incrementally(resource: "_Resource", changes: tuple[ConfigChange, ...]) -> Values:
+    values = dict(resource.current)
+    for change in changes:
+        if change.op == ConfigOp.DELETE:
+            values.pop(change.name, None)
+            continue
+        assert change.value is not None
+        if change.op == ConfigOp.SET:
+            values[change.name] = change.value
+        else:
+            values[change.name] = _changed_list(resource, change.name, ConfigOp(change.op), change.value)
+    return values
+
+
+def _changed_list(resource: "_Resource", name: str, op: ConfigOp, text: str) -> str:
+    setting = resource.settings.get(name)
+    if setting is None or setting.type is not SettingType.LIST:
+        raise ApiError(
+            ErrorCode.invalid_config, f"Can't {op.name} to key {name} because its type is not LIST."
+        )
+    own = resource.current.get(name)
+    now = setting.parse(own) if own is not None else resource.default(name)
+    assert isinstance(now, tuple)
+    items = [item.strip() for item in text.split(",")]
+    if op is ConfigOp.APPEND:
+        return ",".join(dict.fromkeys((*now, *items)))
+    return ",".join(item for item in now if item not in items)
+
+
+class _Resource:
+    """What altering needs to know of a kind of resource."""
+
+    settings: Mapping[str, Setting]
+
+    def __init__(self, current: Mapping[str, str], rules: ConfigRules) -> None:
+        self.current = current
+        self.rules = rules
+
+    def default(self, name: str) -> Value:
+        raise NotImplementedError
+
+    def validate(self, values: Mapping[str, str]) -> None:
+        raise NotImplementedError
+
+
+class _TopicResource(_Resource):
+    settings = TOPIC_SETTINGS
+
+    def default(self, name: str) -> Value:
+        return effective_topic_setting(name, {}, self.rules.node).value
+
+    def validate(self, values: Mapping[str, str]) -> None:
+        validate_topic_settings(values, self.rules.node)
+
+
+class _BrokerResource(_Resource):
+    def __init__(self, current: Mapping[str, str], rules: ConfigRules) -> None:
+        super().__init__(current, rules)
+        self.settings = rules.node_settings
+
+    def default(self, name: str) -> Value:
+        return self.settings[name].default
+
+    def validate(self, values: Mapping[str, str]) -> None:
+        """INVALID_REQUEST for a bad value of a broker is what clients know from Kafka (KAFKA-13609)."""
+        for name, text in values.items():
+            setting = self.settings.get(name)
+            if setting is None:
+                raise ApiError(ErrorCode.invalid_request, f"Unknown broker config name: {name}")
+            if setting.read_only:
+                raise ApiError(
+                    ErrorCode.invalid_request, f"Cannot update these configs dynamically: Set({name})"
+                )
+            try:
+                setting.parse(text)
+            except InvalidSetting as error:
+                raise ApiError(ErrorCode.invalid_request, str(error)) from None
+
+
+def _resource(image: ClusterImage, resource: ConfigResource, rules: ConfigRules) -> _Resource:
+    current = image.configs.get(resource, {})
+    match resource.type:
+        case ResourceType.TOPIC:
+            _refuse_unknown_topic(image, resource.name)
+            return _TopicResource(current, rules)
+        case ResourceType.BROKER:
+            _refuse_unknown_broker(image, resource.name)
+            return _BrokerResource(current, rules)
+        case _:
+            raise ApiError(ErrorCode.invalid_request, f"Unknown resource type {resource.type}")
+
+
+def _refuse_unknown_topic(image: ClusterImage, name: str) -> None:
+    if not name:
+        raise ApiError(ErrorCode.invalid_request, "Default topic resources are not allowed.")
+    if (flaw := topic_name_flaw(name)) is not None:
+        raise ApiError(ErrorCode.invalid_topic_exception, flaw)
+    if name not in image.topics:
+        raise ApiError(ErrorCode.unknown_topic_or_partition, f"The topic '{name}' does not exist.")
+
+
+def _refuse_unknown_broker(image: ClusterImage, name: str) -> None:
+    if not name:
+        return
+    if not name.isdecimal():
+        raise ApiError(ErrorCode.invalid_request, f"Node id must be an integer, but it is: {name}")
+    if int(name) not in image.brokers:
+        raise ApiError(
+            ErrorCode.invalid_request,
+            f"Unexpected broker id, expected one of {sorted(image.brokers)}, but received {name}",
+        )

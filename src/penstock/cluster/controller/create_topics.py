@@ -1,0 +1,212 @@
+"""Creating topics: names, numbers, replicas and settings are checked one topic at a time."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from penstock.cluster.controller.assignment import (
+    Replicas,
+    partition_records,
+    placed,
+    refuse_bad_replicas,
+)
+from penstock.cluster.decision import Decision
+from penstock.cluster.effective import Effective, Layer, effective_topic_settings, validate_topic_settings
+from penstock.cluster.image import ClusterImage
+from penstock.cluster.names import CLUSTER_METADATA, collision_key, topic_name_flaw
+from penstock.cluster.placement import Draw
+from penstock.cluster.records import ConfigRecord, TopicRecord
+from penstock.cluster.state import ResourceType
+from penstock.cluster.wire import MetadataRecord
+from penstock.protocol.errors import ApiError, ErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTopic:
+    """-1 partitions or replicas ask for the cluster's default; `assignments` are (partition, replicas)."""
+
+    name: str
+    partitions: int = -1
+    replication_factor: int = -1
+    assignments: tuple[tuple[int, Replicas], ...] = ()
+    configs: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRules:
+    """What the cluster says where a request does not, and how much one request may ask for."""
+
+    partitions: int
+    replication_factor: int
+    partitions_max: int
+    node: tuple[Layer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chance:
+    """Where randomness comes from."""
+
+    draw: Draw
+    fresh_id: Callable[[], UUID]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicResult:
+    name: str
+    error: ErrorCode = ErrorCode.none
+    message: str | None = None
+    topic_id: UUID | None = None
+    partitions: int = -1
+    replication_factor: int = -1
+    settings: Mapping[str, Effective] = field(default_factory=dict)
+
+
+def create_topics(
+    image: ClusterImage,
+    topics: Sequence[NewTopic],
+    *,
+    rules: TopicRules,
+    chance: Chance,
+    validate_only: bool = False,
+) -> Decision[tuple[TopicResult, ...]]:
+    """One result per name, in the order asked. A topic that fails leaves the others alone."""
+    asked = Counter(topic.name for topic in topics)
+    maker = _Maker(image, rules, chance)
+    results = [
+        maker.make(topic) if asked[topic.name] == 1 else _duplicate(topic.name)
+        for topic in {topic.name: topic for topic in topics}.values()
+    ]
+    return Decision(() if validate_only else tuple(maker.records), tuple(results))
+
+
+def _duplicate(name: str) -> TopicResult:
+    return TopicResult(name=name, error=ErrorCode.invalid_request, message="Duplicate topic name.")
+
+
+class _Maker:
+    """Collects the records of one request, and what counts against its bounds."""
+
+    def __init__(self, image: ClusterImage, rules: TopicRules, chance: Chance) -> None:
+        self.records: list[MetadataRecord] = []
+        self._image = image
+        self._rules = rules
+        self._chance = chance
+        self._partitions = 0
+        self._collisions: dict[str, str] = {}
+
+    def make(self, topic: NewTopic) -> TopicResult:
+        try:
+            return self._make(topic)
+        except ApiError as error:
+            return TopicResult(name=topic.name, error=error.code, message=error.message)
+
+    def _make(self, topic: NewTopic) -> TopicResult:
+        self._refuse_bad_name(topic.name)
+        configs = _given_configs(topic.configs)
+        validate_topic_settings(configs, self._rules.node)
+        assignments = self._assignments(topic)
+        topic_id = self._chance.fresh_id()
+        # Partition records come last, so that whoever opens the partitions knows their settings.
+        self.records += (
+            TopicRecord(name=topic.name, topic_id=topic_id),
+            *_config_records(topic.name, configs),
+            *partition_records(self._image, topic_id, assignments),
+        )
+        self._partitions += len(assignments)
+        self._collisions[collision_key(topic.name)] = topic.name
+        return TopicResult(
+            name=topic.name,
+            topic_id=topic_id,
+            partitions=len(assignments),
+            replication_factor=len(assignments[0]),
+            settings=effective_topic_settings(configs, self._rules.node),
+        )
+
+    def _refuse_bad_name(self, name: str) -> None:
+        if (flaw := topic_name_flaw(name)) is not None:
+            raise ApiError(ErrorCode.invalid_topic_exception, flaw)
+        if name == CLUSTER_METADATA:
+            raise ApiError(ErrorCode.invalid_request, f"Creation of internal topic {name} is prohibited.")
+        if name in self._image.topics:
+            raise ApiError(ErrorCode.topic_already_exists, f"Topic '{name}' already exists.")
+        alike = self._image.colliding_topic(name) or self._collisions.get(collision_key(name))
+        if alike is not None:
+            raise ApiError(
+                ErrorCode.invalid_topic_exception, f"Topic '{name}' collides with existing topic: {alike}"
+            )
+
+    def _assignments(self, topic: NewTopic) -> list[Replicas]:
+        if topic.assignments:
+            return self._manual_assignments(topic)
+        if topic.replication_factor < -1 or topic.replication_factor == 0:
+            raise ApiError(
+                ErrorCode.invalid_replication_factor,
+                "Replication factor must be larger than 0, or -1 to use the default value.",
+            )
+        if topic.partitions < -1 or topic.partitions == 0:
+            raise ApiError(
+                ErrorCode.invalid_partitions, "Number of partitions was set to an invalid non-positive value."
+            )
+        partitions = self._rules.partitions if topic.partitions == -1 else topic.partitions
+        self._refuse_too_many(partitions)
+        return placed(
+            self._image,
+            partitions=partitions,
+            replication_factor=(
+                self._rules.replication_factor if topic.replication_factor == -1 else topic.replication_factor
+            ),
+            draw=self._chance.draw,
+        )
+
+    def _manual_assignments(self, topic: NewTopic) -> list[Replicas]:
+        for given, what in (
+            (topic.replication_factor, "replication factor"),
+            (topic.partitions, "numPartitions"),
+        ):
+            if given != -1:
+                raise ApiError(
+                    ErrorCode.invalid_request,
+                    f"A manual partition assignment was specified, but {what} was not set to -1.",
+                )
+        self._refuse_too_many(len(topic.assignments))
+        by_partition: dict[int, Replicas] = {}
+        for partition, replicas in topic.assignments:
+            if partition in by_partition:
+                raise ApiError(
+                    ErrorCode.invalid_replica_assignment,
+                    f"Found multiple manual partition assignments for partition {partition}",
+                )
+            first = next(iter(by_partition.values()), None)
+            refuse_bad_replicas(self._image, replicas, None if first is None else len(first))
+            by_partition[partition] = replicas
+        if sorted(by_partition) != list(range(len(by_partition))):
+            raise ApiError(
+                ErrorCode.invalid_replica_assignment,
+                "partitions should be a consecutive 0-based integer sequence",
+            )
+        return [by_partition[partition] for partition in range(len(by_partition))]
+
+    def _refuse_too_many(self, partitions: int) -> None:
+        if self._partitions + partitions > self._rules.partitions_max:
+            raise ApiError(
+                ErrorCode.policy_violation,
+                f"One request may create at most {self._rules.partitions_max} partitions.",
+            )
+
+
+def _given_configs(configs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
+    given = dict(configs)
+    nulls = [name for name, value in given.items() if value is None]
+    if nulls:
+        raise ApiError(
+            ErrorCode.invalid_config, f"Null value not supported for topic configs: {','.join(nulls)}"
+        )
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _config_records(topic: str, configs: Mapping[str, str]) -> list[ConfigRecord]:
+    return [
+        ConfigRecord(resource_type=ResourceType.TOPIC, resource_name=topic, name=name, value=value)
+        for name, value in configs.items()
+    ]
