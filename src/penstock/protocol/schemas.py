@@ -15,6 +15,10 @@ from penstock.protocol.bounds import bounds_check
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.upgrade import upgrader
 
+#: Older versions of these say what the newest cannot (topic names, one group or member beside many): their
+#: handlers read each version as it is.
+_READ_AS_SENT = frozenset({8, 9, 10, 13})  # OffsetCommit, OffsetFetch, FindCoordinator, LeaveGroup
+
 
 def newest_version(api_key: int) -> int:
     return int(max(schema_name_map[api_key_map[api_key]]))
@@ -30,7 +34,8 @@ def request_decoder(api_key: int, version: int) -> Callable[[memoryview, int], A
     """Bytes of any version -> the newest version's request. Raises MalformedFrame."""
     schema = load_request_schema(api_key, version)
     check, read = bounds_check(schema), entity_reader(schema)
-    upgrade = upgrader(schema, load_request_schema(api_key, newest_version(api_key)))
+    target_version = version if api_key in _READ_AS_SENT else newest_version(api_key)
+    upgrade = upgrader(schema, load_request_schema(api_key, target_version))
 
     def decode(frame: memoryview, position: int) -> Any:
         check(frame, position, len(frame))

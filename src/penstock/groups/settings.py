@@ -1,0 +1,18 @@
+"""The node settings that the rules of groups depend on, by Kafka's names."""
+
+from dataclasses import dataclass
+
+_MINUTE_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettings:
+    session_timeout_min_ms: int = 6_000  # group.min.session.timeout.ms
+    session_timeout_max_ms: int = 1_800_000  # group.max.session.timeout.ms
+    initial_rebalance_delay_ms: int = 3_000  # group.initial.rebalance.delay.ms
+    size_max: int = 2**31 - 1  # group.max.size
+    #: A member that joins for the first time cannot heartbeat yet; its parked join is answered after this.
+    new_member_join_timeout_ms: int = 5 * _MINUTE_MS
+    offset_metadata_max_bytes: int = 4_096  # offset.metadata.max.bytes
+    offsets_retention_ms: int = 7 * 24 * 60 * _MINUTE_MS  # offsets.retention.minutes
+    offsets_retention_check_interval_ms: int = 10 * _MINUTE_MS  # offsets.retention.check.interval.ms

@@ -1,0 +1,58 @@
+"""What an operation hands back, and the pad on which it is written down."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.groups.records import GroupRecord, KeyValue, OffsetRecord, encode_group, encode_offset
+from penstock.groups.settings import GroupSettings
+from penstock.groups.timers import Timers
+
+#: Whatever the caller wants back beside the reply; a waiting request keeps it in the group meanwhile.
+Token = Hashable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Append the records as one, replay them, and give out the replies once they are committed."""
+
+    records: tuple[KeyValue, ...] = ()
+    replies: tuple[tuple[Token, object], ...] = ()
+
+
+class Timer(NamedTuple):
+    kind: str  # "session", "join", "sync" or "expire"
+    group_id: str = ""
+    member_id: str = ""
+
+
+class Step:
+    """One operation under way: its time, its records and replies so far, and the timers it may set."""
+
+    __slots__ = ("_records", "_replies", "now_ms", "settings", "timers")
+
+    def __init__(self, *, now_ms: int, settings: GroupSettings, timers: Timers[Timer]) -> None:
+        self.now_ms = now_ms
+        self.settings = settings
+        self.timers = timers
+        self._records: list[KeyValue] = []
+        self._replies: list[tuple[Token, object]] = []
+
+    @property
+    def has_records(self) -> bool:
+        return bool(self._records)
+
+    def reply(self, token: Token, reply: object) -> None:
+        self._replies.append((token, reply))
+
+    def store_group(self, record: GroupRecord) -> None:
+        self._records.append(encode_group(record))
+
+    def store_offset(self, record: OffsetRecord) -> None:
+        self._records.append(encode_offset(record))
+
+    def schedule_in(self, timer: Timer, delay_ms: int) -> None:
+        self.timers.schedule(timer, self.now_ms + delay_ms)
+
+    def work(self) -> Work:
+        return Work(records=tuple(self._records), replies=tuple(self._replies))
