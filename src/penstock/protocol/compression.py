@@ -37,7 +37,7 @@ def compress(codec: Codec, data: BytesLike) -> bytes:
         case Codec.SNAPPY:
             return _xerial_compress(memoryview(data))
         case Codec.LZ4:
-            return bytes(cramjam.lz4.compress(data))
+            return _lz4_compress(data)
         case Codec.ZSTD:
             return bytes(cramjam.zstd.compress(data))
 
@@ -76,6 +76,13 @@ def _bounded(decompress_into: Callable[[Any, Any], int], data: BytesLike, max_by
 
 def _too_large(max_bytes: int) -> ApiError:
     return ApiError(ErrorCode.corrupt_message, f"batch decompresses to more than {max_bytes} bytes")
+
+
+def _lz4_compress(data: BytesLike) -> bytes:
+    """Java clients read no frames of linked blocks, which the one-shot function would make."""
+    compressor = cramjam.lz4.Compressor(content_checksum=False, block_linked=False)
+    compressor.compress(bytes(data))
+    return bytes(compressor.finish())
 
 
 def _xerial_compress(data: memoryview) -> bytes:

@@ -8,7 +8,7 @@ from crc32c import crc32c
 
 from penstock.protocol.compression import BytesLike, Codec, compress, decompress
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.varint import encode_varint, read_varint
+from penstock.protocol.varint import encode_varint, read_varint, read_varlong
 
 #: base offset, length, leader epoch, magic, crc, attributes, last offset delta, base timestamp,
 #: max timestamp, producer id, producer epoch, base sequence, record count
@@ -82,13 +82,18 @@ class Record(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
+def wrap_int64(value: int) -> int:
+    """Timestamps and their deltas overflow as in every client's 64-bit arithmetic: both ends then agree."""
+    return ((value + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+
+
 def read_header(data: BytesLike, position: int = 0) -> BatchHeader:
     return BatchHeader._make(HEADER.unpack_from(data, position))
 
 
 def checksum(batch: BytesLike) -> int:
     """`batch` is exactly one batch."""
-    return crc32c(memoryview(batch)[CRC_FROM:])
+    return int(crc32c(memoryview(batch)[CRC_FROM:]))
 
 
 def encode_batch(
@@ -112,16 +117,34 @@ def encode_batch(
     """
     first = records[0].offset if base_offset is None else base_offset
     last = records[-1].offset if last_offset is None else last_offset
-    base_time = (records[0].timestamp if records else NO_TIMESTAMP) if base_timestamp is None else base_timestamp
+    base_time = (
+        (records[0].timestamp if records else NO_TIMESTAMP) if base_timestamp is None else base_timestamp
+    )
     if max_timestamp is None:
         max_timestamp = max((r.timestamp for r in records), default=NO_TIMESTAMP)
     body = compress(codec, b"".join(_encode_record(r, first, base_time) for r in records))
+    header = BatchHeader(
+        base_offset=first,
+        length=0,
+        leader_epoch=leader_epoch,
+        magic=2,
+        crc=0,
+        attributes=(attributes & ~CODEC_MASK) | codec,
+        last_offset_delta=last - first,
+        base_timestamp=base_time,
+        max_timestamp=max_timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        record_count=len(records),
+    )
+    return pack_batch(header, body)
+
+
+def pack_batch(header: BatchHeader, body: BytesLike) -> bytearray:
+    """This header over an encoded (and compressed) body; length and checksum are computed here."""
     batch = bytearray(HEADER_BYTES + len(body))
-    HEADER.pack_into(
-        batch, 0, first, len(batch) - LENGTH_OVERHEAD_BYTES, leader_epoch, 2, 0,
-        (attributes & ~CODEC_MASK) | codec, last - first, base_time, max_timestamp,
-        producer_id, producer_epoch, base_sequence, len(records),
-    )  # fmt: skip
+    HEADER.pack_into(batch, 0, *header._replace(length=len(batch) - LENGTH_OVERHEAD_BYTES))
     batch[HEADER_BYTES:] = body
     struct.pack_into(">I", batch, CRC_AT, checksum(batch))
     return batch
@@ -134,16 +157,27 @@ def restamp(batch: bytearray | memoryview, *, attributes: int, max_timestamp: in
     struct.pack_into(">I", batch, CRC_AT, checksum(batch))
 
 
+def open_batch(batch: BytesLike, max_bytes: int) -> tuple[BatchHeader, bytes | memoryview]:
+    """The header and the body, decompressed within `max_bytes`, of one batch. Raises CORRUPT_MESSAGE."""
+    view = memoryview(batch)
+    if len(view) < HEADER_BYTES or (header := read_header(view)).size != len(view):
+        raise ApiError(ErrorCode.corrupt_message, f"{len(view)} bytes are not one whole batch")
+    if header.record_count < 0 or header.last_offset_delta < 0:
+        raise ApiError(ErrorCode.corrupt_message, "batch with a negative record count or offset delta")
+    return header, decompress(header.codec, view[HEADER_BYTES:], max_bytes)
+
+
 def decode_records(batch: BytesLike, max_bytes: int) -> list[Record]:
     """All records of one whole batch, decompressed within `max_bytes`. Raises CORRUPT_MESSAGE."""
-    view = memoryview(batch)
-    header = read_header(view)
-    body = decompress(header.codec, view[HEADER_BYTES : header.size], max_bytes)
+    header, body = open_batch(batch, max_bytes)
     append_time = header.max_timestamp if header.attributes & LOG_APPEND_TIME else None
     records: list[Record] = []
-    position = 0
+    position, offset = 0, header.base_offset - 1
     for _ in range(header.record_count):
         record, position = _decode_record(body, position, header, append_time)
+        if not offset < record.offset <= header.last_offset:
+            raise ApiError(ErrorCode.corrupt_message, f"record out of order at offset {record.offset}")
+        offset = record.offset
         records.append(record)
     if position != len(body):
         raise ApiError(ErrorCode.corrupt_message, f"{len(body) - position} bytes after the last record")
@@ -165,7 +199,7 @@ def iter_batches(data: BytesLike) -> Iterator[tuple[BatchHeader, memoryview]]:
 def _encode_record(record: Record, base_offset: int, base_timestamp: int) -> bytes:
     parts = [
         b"\x00",
-        encode_varint(record.timestamp - base_timestamp),
+        encode_varint(wrap_int64(record.timestamp - base_timestamp)),
         encode_varint(record.offset - base_offset),
         *_sized(record.key),
         *_sized(record.value),
@@ -188,7 +222,7 @@ def _decode_record(
     end = position + length
     if length < 0 or end > len(data):
         raise ApiError(ErrorCode.corrupt_message, f"record of impossible length {length}")
-    timestamp_delta, position = read_varint(data, position + 1)
+    timestamp_delta, position = read_varlong(data, position + 1)
     offset_delta, position = read_varint(data, position)
     key, position = _read_sized(data, position, end)
     value, position = _read_sized(data, position, end)
@@ -196,7 +230,7 @@ def _decode_record(
     if position != end:
         raise ApiError(ErrorCode.corrupt_message, "record length does not match its content")
     timestamp = header.base_timestamp + timestamp_delta if append_time is None else append_time
-    return Record(header.base_offset + offset_delta, timestamp, key, value, headers), end
+    return Record(header.base_offset + offset_delta, wrap_int64(timestamp), key, value, headers), end
 
 
 def _read_headers(

@@ -1,0 +1,66 @@
+"""What a produced batch goes through where the topic must look inside, off the loop and before the append.
+
+A compacted topic takes no record without a key; a topic with its own codec stores every batch in that codec.
+"""
+
+from penstock.protocol.compression import BytesLike, Codec, compress
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import (
+    CODEC_MASK,
+    HEADER_BYTES,
+    BatchHeader,
+    checksum,
+    open_batch,
+    pack_batch,
+    read_header,
+)
+from penstock.protocol.scan import scan_records
+
+
+def prepare(
+    batch: memoryview, *, compacted: bool, codec: Codec | None, max_bytes: int
+) -> bytearray | memoryview:
+    """The batch to append: the same one, or one in the topic's codec that is otherwise equal.
+
+    `codec` is None where the topic keeps what producers send. Raises INVALID_RECORD for a record without a
+    key in a compacted topic, and CORRUPT_MESSAGE for what cannot be read or unfolds to more than `max_bytes`.
+    """
+    # The append refuses such a batch with the right error; a new checksum here would only hide the damage.
+    if not _is_sound(batch):
+        return batch
+    recode = codec is not None and read_header(batch).codec is not codec
+    if not compacted and not recode:
+        return batch
+    header, body = open_batch(batch, max_bytes)
+    if compacted:
+        _refuse_keyless(header, body)
+    if codec is None or not recode:
+        return batch
+    return _recoded(header, body, codec)
+
+
+def _is_sound(batch: BytesLike) -> bool:
+    if len(batch) < HEADER_BYTES:
+        return False
+    header = read_header(batch)
+    return (
+        header.size == len(batch)
+        and header.magic == 2
+        and header.crc == checksum(batch)
+        and header.last_offset_delta == header.record_count - 1 >= 0
+        and not header.is_control
+    )
+
+
+def _refuse_keyless(header: BatchHeader, body: bytes | memoryview) -> None:
+    for index, span in enumerate(scan_records(header, body)):
+        if span.key is None:
+            raise ApiError(
+                ErrorCode.invalid_record,
+                f"record {index} of the batch has no key, and the topic is compacted",
+            )
+
+
+def _recoded(header: BatchHeader, body: bytes | memoryview, codec: Codec) -> bytearray:
+    attributes = (header.attributes & ~CODEC_MASK) | codec
+    return pack_batch(header._replace(attributes=attributes), compress(codec, body))

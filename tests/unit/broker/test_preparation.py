@@ -1,0 +1,89 @@
+"""What topics that look inside do to a produced batch before it is appended."""
+
+import pytest
+
+from penstock.broker.preparation import prepare
+from penstock.protocol.compression import Codec
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import (
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    Record,
+    checksum,
+    decode_records,
+    encode_batch,
+    pack_batch,
+    read_header,
+)
+
+BOUND = 1 << 20
+KEYED = [
+    Record(0, 500, b"a", b"one", (("h", b"x"),)),
+    Record(1, 400, b"b", None),
+    Record(2, 700, b"", b"an empty key is a key"),
+]
+KEYLESS = [*KEYED[:2], Record(2, 700, None, b"lost")]
+
+
+def produced(records: list[Record], codec: Codec = Codec.NONE, attributes: int = TRANSACTIONAL) -> memoryview:
+    batch = encode_batch(
+        records, codec=codec, attributes=attributes, producer_id=4, producer_epoch=3, base_sequence=77
+    )
+    return memoryview(batch)
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_a_compacted_topic_takes_keyed_records_as_they_are(codec: Codec) -> None:
+    batch = produced(KEYED, codec)
+    assert prepare(batch, compacted=True, codec=None, max_bytes=BOUND) is batch
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_a_compacted_topic_names_the_record_without_a_key(codec: Codec) -> None:
+    with pytest.raises(ApiError, match="record 2 ") as refused:
+        prepare(produced(KEYLESS, codec), compacted=True, codec=None, max_bytes=BOUND)
+    assert refused.value.code is ErrorCode.invalid_record
+
+
+def test_other_topics_take_records_without_a_key() -> None:
+    batch = produced(KEYLESS)
+    assert prepare(batch, compacted=False, codec=None, max_bytes=BOUND) is batch
+
+
+@pytest.mark.parametrize("sent", Codec)
+@pytest.mark.parametrize("stored", Codec)
+@pytest.mark.parametrize("attributes", [TRANSACTIONAL, LOG_APPEND_TIME])
+def test_a_topic_codec_changes_nothing_but_the_codec(sent: Codec, stored: Codec, attributes: int) -> None:
+    batch = produced(KEYED, sent, attributes)
+    prepared = prepare(batch, compacted=True, codec=stored, max_bytes=BOUND)
+    before, after = read_header(batch), read_header(prepared)
+    assert after.codec is stored
+    assert after.crc == checksum(prepared)
+    same = {"length": 0, "crc": 0, "attributes": 0}
+    assert after._replace(**same) == before._replace(**same)
+    assert after.attributes ^ after.codec == before.attributes ^ before.codec
+    assert decode_records(prepared, BOUND) == decode_records(batch, BOUND)
+    assert (prepared is batch) == (sent is stored)
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_looking_inside_is_bounded(compacted: bool) -> None:
+    batch = produced([Record(0, 0, b"k", bytes(2 * BOUND))], Codec.ZSTD)
+    with pytest.raises(ApiError, match="more than") as refused:
+        prepare(batch, compacted=compacted, codec=Codec.GZIP, max_bytes=BOUND)
+    assert refused.value.code is ErrorCode.corrupt_message
+
+
+def test_records_that_cannot_be_read_are_refused_by_a_compacted_topic() -> None:
+    batch = memoryview(pack_batch(read_header(produced(KEYED)), b"\x02" * 40))
+    with pytest.raises(ApiError) as refused:
+        prepare(batch, compacted=True, codec=None, max_bytes=BOUND)
+    assert refused.value.code is ErrorCode.corrupt_message
+
+
+@pytest.mark.parametrize("damaged_at", [16, 19, 30, 59, 61])
+def test_damage_is_never_hidden_under_a_new_checksum(damaged_at: int) -> None:
+    batch = bytearray(produced(KEYED, Codec.NONE))
+    batch[damaged_at] ^= 0xFF
+    prepared = prepare(memoryview(batch), compacted=True, codec=Codec.GZIP, max_bytes=BOUND)
+    assert bytes(prepared) == bytes(batch), "left as it is, for the append to refuse"
