@@ -42,7 +42,7 @@ def refuse_bad_replicas(image: ClusterImage, replicas: Replicas, expected: int |
 def partition_records(
     image: ClusterImage, topic_id: UUID, assignments: Sequence[Replicas], *, first: int = 0
 ) -> list[PartitionRecord]:
-    """New partitions, numbered from `first`. Raises INVALID_REPLICA_ASSIGNMENT when one has nobody to lead."""
+    """New partitions from `first` on. Raises INVALID_REPLICA_ASSIGNMENT when one has nobody to lead."""
     return [
         _partition_record(image, topic_id, first + number, replicas)
         for number, replicas in enumerate(assignments)
