@@ -1,0 +1,37 @@
+"""What a topic's settings mean to one log; every bound of the room is named here."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+DAY_MS: Final = 24 * 60 * 60 * 1000
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
+
+TimestampType = Literal["CreateTime", "LogAppendTime"]
+FlushPolicy = Literal["ack", "interval", "never"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * DAY_MS
+    segment_index_bytes: int = 10 << 20
+    index_interval_bytes: int = 4096
+    retention_ms: int = 7 * DAY_MS
+    retention_bytes: int = -1
+    cleanup_delete: bool = True
+    cleanup_compact: bool = False
+    max_message_bytes: int = 1_048_588
+    min_cleanable_dirty_ratio: float = 0.5
+    delete_retention_ms: int = DAY_MS
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = INT64_MAX
+    file_delete_delay_ms: int = 60_000
+    timestamp_type: TimestampType = "CreateTime"
+    timestamp_before_max_ms: int = INT64_MAX
+    timestamp_after_max_ms: int = 3_600_000
+    compression_type: str = "producer"
+    flush: FlushPolicy = "ack"
+    flush_interval_ms: int = 1000
+    #: A batch that must be decoded (look-up by timestamp, compaction) may grow to this and no further.
+    decoded_bytes_max: int = 256 << 20

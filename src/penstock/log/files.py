@@ -1,0 +1,132 @@
+"""Read descriptors shared by all logs: a bounded pool that is safe while other threads are reading."""
+
+import os
+import threading
+from collections import OrderedDict
+from errno import EOPNOTSUPP
+from typing import Final
+
+from penstock.log.names import LOG, SEGMENT_FILES
+from penstock.log.segment import Segment
+
+DESCRIPTORS_MAX: Final = 512
+INDEX_BYTES_MAX: Final = 64 << 20
+
+_NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
+
+
+class _OpenFile:
+    __slots__ = ("fd", "forgotten", "pins")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.pins = 0
+        self.forgotten = False
+
+
+class FilePool:
+    """The least recently used descriptors and loaded indexes go first; those in use never go."""
+
+    def __init__(
+        self, *, descriptors_max: int = DESCRIPTORS_MAX, index_bytes_max: int = INDEX_BYTES_MAX
+    ) -> None:
+        assert descriptors_max > 0
+        self._lock = threading.Lock()
+        self._open: OrderedDict[Segment, _OpenFile] = OrderedDict()
+        self._indexed: OrderedDict[Segment, int] = OrderedDict()
+        self._indexed_bytes = 0
+        self._descriptors_max = descriptors_max
+        self._index_bytes_max = index_bytes_max
+        self._nowait_works = bool(_NOWAIT)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def pin(self, segment: Segment) -> _OpenFile:
+        """A descriptor that stays open until `unpin`, whatever happens to the segment meanwhile."""
+        with self._lock:
+            file = self._open.get(segment)
+            if file is None:
+                # Under the lock that renames take too, so that the name still means this segment.
+                file = self._open[segment] = _OpenFile(os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC))
+                file.pins = 1
+                self._close_surplus()
+            else:
+                self._open.move_to_end(segment)
+                file.pins += 1
+            return file
+
+    def unpin(self, file: _OpenFile) -> None:
+        with self._lock:
+            file.pins -= 1
+            if file.forgotten and file.pins == 0:
+                os.close(file.fd)
+
+    def read(self, fd: int, size: int, position: int, nowait: bool) -> bytes | bytearray:
+        """Up to `size` bytes; `nowait` raises BlockingIOError for what is not in the page cache."""
+        if not (nowait and self._nowait_works):
+            return os.pread(fd, size, position)
+        buffer = bytearray(size)
+        try:
+            count = os.preadv(fd, (buffer,), position, _NOWAIT)
+        except OSError as error:
+            if error.errno != EOPNOTSUPP:
+                raise
+            # Memory file systems never wait and so never learnt to say that they would.
+            self._nowait_works = False
+            return os.pread(fd, size, position)
+        if count != size:
+            raise BlockingIOError
+        return buffer
+
+    def forget(self, segment: Segment) -> None:
+        with self._lock:
+            self._forget(segment)
+
+    def rename(self, segment: Segment, suffix: str) -> None:
+        """Give every file of a segment another suffix; the log itself last."""
+        with self._lock:
+            before, segment.suffix = segment.suffix, suffix
+            for kind in SEGMENT_FILES:
+                try:
+                    os.rename(segment.file(kind, before), segment.file(kind))
+                except FileNotFoundError:
+                    # Indexes are caches and may be missing; a log may not.
+                    if kind == LOG:
+                        raise
+
+    def index_loaded(self, segment: Segment, size: int) -> None:
+        """Keep an index that can be loaded again, as long as all of them fit the bound."""
+        with self._lock:
+            self._indexed_bytes += size - self._indexed.pop(segment, 0)
+            self._indexed[segment] = size
+            while self._indexed_bytes > self._index_bytes_max and len(self._indexed) > 1:
+                oldest, oldest_bytes = self._indexed.popitem(last=False)
+                oldest.offsets = oldest.times = None
+                self._indexed_bytes -= oldest_bytes
+
+    def keep_index(self, segment: Segment) -> None:
+        """The segment is about to be written: its index is no longer a copy of a file."""
+        with self._lock:
+            self._indexed_bytes -= self._indexed.pop(segment, 0)
+
+    def close(self) -> None:
+        with self._lock:
+            for segment in list(self._open):
+                self._forget(segment)
+
+    def _forget(self, segment: Segment) -> None:
+        self._indexed_bytes -= self._indexed.pop(segment, 0)
+        file = self._open.pop(segment, None)
+        if file is not None:
+            file.forgotten = True
+            if file.pins == 0:
+                os.close(file.fd)
+
+    def _close_surplus(self) -> None:
+        surplus = len(self._open) - self._descriptors_max
+        if surplus <= 0:
+            return
+        idle = [segment for segment, file in self._open.items() if file.pins == 0]
+        for segment in idle[:surplus]:
+            os.close(self._open.pop(segment).fd)

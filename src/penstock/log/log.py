@@ -1,0 +1,456 @@
+"""One partition on disk. Appends belong to the event loop; reads may come from any thread meanwhile."""
+
+import struct
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from penstock.log import leftovers, recovery, retention, snapshots, timestamps
+from penstock.log.config import LogConfig
+from penstock.log.files import FilePool
+from penstock.log.flush import HELD_FILES_MAX, FlushTicket, Rolled
+from penstock.log.index import TIME_ENTRY_BYTES
+from penstock.log.lookup import write_indexes
+from penstock.log.names import DELETED, SNAPSHOT, offset_file
+from penstock.log.positions import Appended, LogPosition, Slice, TimestampMatch
+from penstock.log.reader import Reader
+from penstock.log.segment import Segment
+from penstock.log.segments import SegmentList
+from penstock.log.tail import Tail
+from penstock.log.validation import checked_header, checked_replica
+from penstock.log.walk import NEAR_BYTES, walk
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL, BatchHeader, restamp
+
+__all__ = ("Appended", "Log", "LogPosition", "Slice", "TimestampMatch")
+
+#: Base offset, length and leader epoch: what a broker stamps, and the checksum does not cover.
+_STAMP: Final = struct.Struct(">qii")
+
+
+class Log:
+    """Open one with `Log.open`. `end` is where the next batch goes, `synced` is how far the disk has it."""
+
+    def __init__(self, directory: Path, config: LogConfig, files: FilePool, loaded: recovery.Loaded) -> None:
+        segments = loaded.segments
+        self.directory = directory
+        self.config = config
+        self.files = files
+        self.start_offset = loaded.start_offset
+        self.producers = loaded.producers
+        self.epochs = loaded.epochs
+        self.end = LogPosition(loaded.end_offset, segments.last.base_offset, segments.last.size)
+        self.synced = self.end
+        self._reader = Reader(segments, files)
+        self._tail = Tail(segments.last)
+        self._rolled: list[Rolled] = []
+        self._ticket: FlushTicket | None = None
+        self._generation = 0  # of the files' content: truncation makes a new one
+        self._directory_dirty = False
+        # Taken by whoever changes the list of segments: rolling on the loop, compaction in its thread.
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        config: LogConfig,
+        *,
+        files: FilePool,
+        clean: bool = False,
+        recovery_point: int = 0,
+        start_offset: int = 0,
+        now_ms: int,
+        producer_expiry_ms: int = 86_400_000,
+    ) -> Self:
+        """Blocking. A new folder is made when there is none. Raises CorruptLog or OSError."""
+        loaded = recovery.load(
+            directory,
+            config,
+            files=files,
+            clean=clean,
+            recovery_point=recovery_point,
+            start_offset=start_offset,
+            now_ms=now_ms,
+            producer_expiry_ms=producer_expiry_ms,
+        )
+        return cls(directory, config, files, loaded)
+
+    def __repr__(self) -> str:
+        return f"<Log {self.directory.name} [{self.start_offset}, {self.end.offset}) in {len(self.segments)}>"
+
+    @property
+    def end_offset(self) -> int:
+        return self.end.offset
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        return self._reader.segments.items
+
+    @property
+    def active_segment(self) -> Segment:
+        return self._tail.segment
+
+    @property
+    def size_bytes(self) -> int:
+        return self._reader.segments.size_bytes
+
+    @property
+    def needs_flush(self) -> bool:
+        """Something is not durable yet. A rolled segment wants a flush under every policy."""
+        behind = self.synced.offset < self.end.offset
+        return behind or bool(self._rolled) or self._directory_dirty or self.epochs.dirty
+
+    @property
+    def rolled_unsynced(self) -> int:
+        return len(self._rolled)
+
+    def configure(self, config: LogConfig) -> None:
+        self.config = config
+
+    # Appending
+
+    def append(
+        self, batch: memoryview, *, leader_epoch: int, now_ms: int, internal: bool = False
+    ) -> Appended:
+        """Check, stamp and write one batch. Raises ApiError, and then nothing has changed."""
+        config = self.config
+        header = checked_header(batch, config, now_ms, internal)
+        _, length, _, _, _, attributes, delta, _, max_timestamp, producer_id, epoch, sequence, _ = header
+        if producer_id >= 0:
+            if internal:
+                self.producers.check_epoch(producer_id, epoch)
+            else:
+                repeated = self.producers.check(
+                    producer_id, epoch, sequence, delta, bool(attributes & TRANSACTIONAL)
+                )
+                if repeated is not None:
+                    appended_ms = repeated.timestamp if config.timestamp_type == "LogAppendTime" else -1
+                    return Appended(repeated.base_offset, repeated.last_offset, appended_ms, True, self.end)
+        append_time_ms = -1
+        if config.timestamp_type == "LogAppendTime":
+            append_time_ms = max_timestamp = now_ms
+            restamp(batch, attributes=attributes | LOG_APPEND_TIME, max_timestamp=now_ms)
+        base_offset = self.end.offset
+        _STAMP.pack_into(batch, 0, base_offset, length, leader_epoch)
+        end = self._write(batch, base_offset + delta, max_timestamp, now_ms)
+        if leader_epoch > self.epochs.latest:
+            self.epochs.assign(leader_epoch, base_offset)
+        if producer_id >= 0:
+            self._learn(batch, header, base_offset, now_ms)
+        return Appended(base_offset, base_offset + delta, append_time_ms, False, end)
+
+    def append_replicated(self, batch: memoryview, *, now_ms: int) -> Appended:
+        """Write one batch as its leader stamped it. Raises ApiError when it does not continue this log."""
+        header = checked_replica(batch, self.end.offset)
+        base_offset, epoch, delta, max_timestamp = header[0], header[2], header[6], header[8]
+        end = self._write(batch, base_offset + delta, max_timestamp, now_ms)
+        if epoch > self.epochs.latest:
+            self.epochs.assign(epoch, base_offset)
+        if header[9] >= 0:
+            self._learn(batch, header, base_offset, now_ms)
+        return Appended(base_offset, base_offset + delta, -1, False, end)
+
+    def roll(self, now_ms: int) -> None:
+        """Close the active segment and start the next one at the end of the log. Raises ApiError."""
+        closed, end_offset = self._tail, self.end.offset
+        assert closed.segment.size > 0, "an empty segment has nothing to close"
+        segment = Segment(self.directory, end_offset, created_ms=now_ms)
+        segment.start_indexing()
+        try:
+            self._tail = Tail(segment, fresh=True)
+        except OSError as error:
+            raise ApiError(ErrorCode.kafka_storage_error, f"cannot start a segment: {error}") from None
+        with self._lock:
+            self._rolled.append(
+                Rolled(closed.segment, closed.file, snapshots.take(self.producers, end_offset))
+            )
+            self._bound_held_files()
+            self._reader.segments.add(segment)
+        self.end = LogPosition(end_offset, end_offset, 0)
+        self._directory_dirty = True
+
+    def _write(self, batch: memoryview, last_offset: int, max_timestamp: int, now_ms: int) -> LogPosition:
+        segment = self._tail.segment
+        if self._must_roll(segment, len(batch), last_offset, max_timestamp, now_ms):
+            self.roll(now_ms)
+            segment = self._tail.segment
+        self._tail.write(batch)
+        segment.note(last_offset, max_timestamp, len(batch), self.config)
+        self.end = end = LogPosition(last_offset + 1, segment.base_offset, segment.size)
+        return end
+
+    def _must_roll(
+        self, segment: Segment, size: int, last_offset: int, max_timestamp: int, now_ms: int
+    ) -> bool:
+        if segment.size == 0:
+            return False
+        config = self.config
+        first = segment.first_timestamp
+        age_ms = max_timestamp - first if first >= 0 else now_ms - segment.created_ms
+        return (
+            segment.size + size > config.segment_bytes
+            or age_ms > config.segment_ms
+            or segment.index_full
+            or not segment.can_hold(last_offset)
+        )
+
+    def _learn(self, batch: memoryview, header: tuple[int, ...], base_offset: int, now_ms: int) -> None:
+        _, _, _, _, _, attributes, delta, _, _, producer_id, epoch, sequence, _ = header
+        if attributes & CONTROL:
+            self.producers.learn_control(BatchHeader._make(header), batch, now_ms)
+        else:
+            transactional = bool(attributes & TRANSACTIONAL)
+            self.producers.learn(producer_id, epoch, sequence, base_offset, delta, now_ms, transactional)
+
+    def _bound_held_files(self) -> None:
+        surplus = len(self._rolled) - HELD_FILES_MAX - 1
+        if surplus >= 0 and (file := self._rolled[surplus].file) is not None:
+            file.drop()
+            self._rolled[surplus] = self._rolled[surplus]._replace(file=None)
+
+    # Reading
+
+    def read(
+        self,
+        offset: int,
+        max_bytes: int,
+        upto: LogPosition,
+        *,
+        at_least_one: bool = True,
+        nowait: bool = False,
+    ) -> Slice:
+        """Whole batches from the one that holds `offset`, within one segment and never beyond `upto`.
+
+        Raises OFFSET_OUT_OF_RANGE; with `nowait`, BlockingIOError when the disk would have to be waited for.
+        """
+        if not self.start_offset <= offset <= self.end.offset:
+            raise self._out_of_range(offset)
+        if offset >= upto.offset:
+            return Slice(b"", offset)
+        try:
+            return self._reader.read(offset, max_bytes, upto, at_least_one, nowait)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if offset < self.start_offset:
+                raise self._out_of_range(offset) from None
+            raise ApiError(ErrorCode.kafka_storage_error, f"cannot read the log: {error}") from error
+
+    def position_of(self, offset: int) -> LogPosition:
+        """Where the batch that holds an offset starts; the end of the log for an offset beyond it."""
+        end = self.end
+        place = self._reader.find(offset, end) if offset < end.offset else None
+        if place is None:
+            return end
+        segment, position = place
+        file = self.files.pin(segment)
+        try:
+            _, header = next(walk(file.fd, position, segment.size, chunk_bytes=NEAR_BYTES))
+        finally:
+            self.files.unpin(file)
+        return LogPosition(min(offset, header.base_offset), segment.base_offset, position)
+
+    def offset_for_timestamp(self, timestamp: int) -> TimestampMatch | None:
+        """The first record whose timestamp is not below the given one. Blocking: decodes a batch."""
+        return timestamps.first_at_or_after(
+            self._reader.segments, self.files, timestamp, self.start_offset, self.config.decoded_bytes_max
+        )
+
+    def offset_of_max_timestamp(self) -> TimestampMatch | None:
+        return timestamps.largest(
+            self._reader.segments, self.files, self.start_offset, self.config.decoded_bytes_max
+        )
+
+    def end_offset_for(self, epoch: int) -> tuple[int, int]:
+        """OffsetForLeaderEpoch: the largest known epoch up to the asked one, and where it ended."""
+        return self.epochs.end_offset_for(epoch, self.end.offset)
+
+    def _out_of_range(self, offset: int) -> ApiError:
+        return ApiError(
+            ErrorCode.offset_out_of_range,
+            f"offset {offset} is not within {self.start_offset} and {self.end.offset}",
+        )
+
+    # Flushing
+
+    def flush_begin(self) -> FlushTicket | None:
+        """On the loop: what has to be synced for everything appended so far to be durable. One at a time."""
+        assert self._ticket is None, "a flush is under way"
+        if not self.needs_flush:
+            return None
+        with self._lock:
+            self._ticket = FlushTicket(
+                directory=self.directory,
+                upto=self.end,
+                generation=self._generation,
+                tail=self._tail.file,
+                rolled=tuple(self._rolled),
+                epoch_entries=self.epochs.entries() if self.epochs.dirty else None,
+                sync_directory=self._directory_dirty,
+            )
+        self.epochs.dirty = self._directory_dirty = False
+        return self._ticket
+
+    def flush_done(self, ticket: FlushTicket) -> None:
+        """On the loop, once `ticket.run()` has returned."""
+        assert ticket is self._ticket
+        self._ticket = None
+        flushed = [item.segment for item in ticket.rolled]
+        with self._lock:
+            ticket.release()
+            self._let_go(flushed)
+            for segment in flushed:
+                if segment.offsets is not None and segment.times is not None:
+                    size = len(segment.offsets) * 8 + len(segment.times) * TIME_ENTRY_BYTES
+                    self.files.index_loaded(segment, size)
+        if ticket.generation == self._generation:
+            self.synced = ticket.upto
+
+    def _let_go(self, segments: Sequence[Segment]) -> None:
+        for item in self._rolled:
+            if item.segment in segments and item.file is not None:
+                item.file.drop()
+        self._rolled = [item for item in self._rolled if item.segment not in segments]
+
+    # Retention and replacement
+
+    def delete_records_before(self, offset: int) -> None:
+        """Move the start of the log; the segments that this leaves behind go with retention."""
+        if offset > self.end.offset:
+            raise self._out_of_range(offset)
+        if offset > self.start_offset:
+            self.start_offset = offset
+            self.epochs.truncate_start(offset)
+
+    def expired_segments(self, now_ms: int, below: int | None = None) -> list[Segment]:
+        """What retention lets go of, up to the offset `below` (the high watermark). May read a few bytes."""
+        end_offset = self.end.offset
+        return retention.expired(
+            self._reader.segments,
+            self.config,
+            self.files,
+            now_ms=now_ms,
+            start_offset=self.start_offset,
+            end_offset=end_offset,
+            below=end_offset if below is None else below,
+        )
+
+    def remove_segments(self, segments: Sequence[Segment], now_ms: int) -> list[Path]:
+        """Take the oldest segments out of the log. Returns files to unlink after `file_delete_delay_ms`."""
+        present = [segment for segment in segments if segment in self.segments]
+        assert present == list(self.segments[: len(present)]), "only the oldest segments can go"
+        if not present:
+            return []
+        if present[-1] is self._tail.segment:
+            self.roll(now_ms)
+        with self._lock:
+            remaining = self._reader.segments.without(present)
+            self.start_offset = max(self.start_offset, remaining.first.base_offset)
+            self._reader.use(remaining)
+            self._let_go(present)
+            for segment in present:
+                self.files.rename(segment, DELETED)
+                self.files.forget(segment)
+        self.epochs.truncate_start(self.start_offset)
+        bases = [segment.base_offset for segment in present]
+        stale = [self.directory / offset_file(base, SNAPSHOT) for base in bases]
+        return [*leftovers.existing_files(present), *(path for path in stale if path.exists())]
+
+    def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> list[Path]:
+        """Put finished segments of a SegmentWriter in the place of old ones. In any thread.
+
+        Returns files to unlink after `file_delete_delay_ms`; until then reads under way may use them.
+        """
+        assert new, "even an empty range keeps a segment"
+        leftovers.commit_swap(new, self.files)
+        with self._lock:
+            current = self._reader.segments
+            assert all(segment in current.items for segment in old), "the log has changed meanwhile"
+            assert self._tail.segment not in old, "the active segment stays"
+            self._reader.use(current.replaced(old, new))
+            self._let_go(old)
+        unlink = leftovers.finish_swap(old, new, self.files)
+        for segment in old:
+            self.files.forget(segment)
+        return unlink
+
+    # Truncation
+
+    def truncate_to(self, offset: int, now_ms: int) -> None:
+        """Drop every batch that reaches `offset` or beyond. Blocking, while nothing else appends."""
+        if offset >= self.end.offset:
+            return
+        if offset <= self.segments[0].base_offset:
+            self.truncate_fully_and_start_at(offset, now_ms)
+            return
+        target = self.position_of(offset)
+        segments = self._reader.segments
+        kept = segments.holding(target.segment_base)
+        recovery.discard_segments(segments.items[segments.items.index(kept) + 1 :], self.files)
+        self._reopen_tail(kept, target)
+        self._after_truncation(target, now_ms)
+
+    def truncate_fully_and_start_at(self, offset: int, now_ms: int) -> None:
+        """Drop everything; the next batch gets this offset. Blocking, while nothing else appends."""
+        self._let_go([item.segment for item in self._rolled])
+        self._tail.file.drop()
+        recovery.discard_segments(list(self.segments), self.files)
+        segment = Segment(self.directory, offset, created_ms=now_ms)
+        segment.start_indexing()
+        self._tail = Tail(segment, fresh=True)
+        self._reader.use(SegmentList([segment]))
+        self.start_offset = offset
+        self._after_truncation(LogPosition(offset, offset, 0), now_ms)
+
+    def _reopen_tail(self, segment: Segment, target: LogPosition) -> None:
+        self._let_go(
+            [item.segment for item in self._rolled if item.segment.base_offset >= segment.base_offset]
+        )
+        self._tail.file.drop()
+        self._tail = Tail(segment)
+        self._tail.cut(target.position)
+        recovery.index_up_to(segment, target, self.files, self.config)
+        kept = self._reader.segments
+        self._reader.use(SegmentList(kept.items[: kept.items.index(segment) + 1]))
+
+    def _after_truncation(self, end: LogPosition, now_ms: int) -> None:
+        self._generation += 1
+        self.end = end
+        self.start_offset = min(self.start_offset, end.offset)
+        if self.synced.offset > end.offset:
+            self.synced = end
+        self._directory_dirty = True
+        self.epochs.truncate_end(end.offset)
+        snapshots.remove(
+            self.directory, (o for o in snapshots.list_offsets(self.directory) if o > end.offset)
+        )
+        recovery.restore_producers(
+            self.producers,
+            self.directory,
+            self._reader.segments,
+            self.files,
+            self.start_offset,
+            end.offset,
+            now_ms,
+        )
+
+    # Closing
+
+    def close(self) -> None:
+        """Blocking: make everything durable and leave what a clean start needs. Raises OSError."""
+        ticket = self.flush_begin()
+        if ticket is not None:
+            ticket.run()
+            self.flush_done(ticket)
+        write_indexes(self._tail.segment)
+        snapshots.take(self.producers, self.end.offset).write(self.directory)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the files as they are; the next start has to recover."""
+        self._let_go([item.segment for item in self._rolled])
+        self._tail.file.drop()
+        for segment in self.segments:
+            self.files.forget(segment)

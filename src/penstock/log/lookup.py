@@ -1,0 +1,123 @@
+"""Indexes on demand: loaded from their files, checked, and rebuilt from the log when they do not hold."""
+
+import logging
+import os
+from pathlib import Path
+
+from penstock.log.checkpoints import write_synced
+from penstock.log.config import LogConfig
+from penstock.log.files import FilePool
+from penstock.log.index import TIME_ENTRY_BYTES, DamagedIndex, OffsetIndex, TimeIndex
+from penstock.log.segment import UNKNOWN, Segment
+from penstock.log.walk import NEAR_BYTES, walk
+
+_logger = logging.getLogger("penstock.log")
+_REBUILD_CONFIG = LogConfig()
+
+
+def offset_index(segment: Segment, files: FilePool) -> OffsetIndex:
+    index = segment.offsets
+    return _load(segment, files)[0] if index is None else index
+
+
+def time_index(segment: Segment, files: FilePool) -> TimeIndex:
+    index = segment.times
+    return _load(segment, files)[1] if index is None else index
+
+
+def largest_timestamp(segment: Segment, files: FilePool) -> int:
+    """-1 when no batch of the segment has one."""
+    if segment.max_timestamp == UNKNOWN:
+        _learn_largest_timestamp(segment, files)
+    return segment.max_timestamp
+
+
+def retention_timestamp(segment: Segment, files: FilePool) -> int:
+    """When the segment was last added to, by its records or else by its file."""
+    timestamp = largest_timestamp(segment, files)
+    return timestamp if timestamp >= 0 else modified_ms(segment)
+
+
+def modified_ms(segment: Segment) -> int:
+    return segment.path.stat().st_mtime_ns // 1_000_000
+
+
+def first_timestamp(segment: Segment, files: FilePool) -> int:
+    """The largest timestamp of the first batch, which decides when the segment has grown old."""
+    if segment.first_timestamp == UNKNOWN and segment.size:
+        file = files.pin(segment)
+        try:
+            segment.first_timestamp = next(
+                (h.max_timestamp for _, h in walk(file.fd, 0, segment.size, chunk_bytes=NEAR_BYTES)), -1
+            )
+        finally:
+            files.unpin(file)
+    return segment.first_timestamp
+
+
+def write_indexes(segment: Segment) -> None:
+    """Synced, because nothing rebuilds the indexes below the recovery point unless they look wrong."""
+    segment.finish_indexing()
+    offsets, times = segment.loaded_indexes
+    index_path, time_path = segment.index_files
+    write_synced(index_path, offsets.encode())
+    write_synced(time_path, times.encode())
+
+
+def rebuild(
+    segment: Segment, files: FilePool, config: LogConfig = _REBUILD_CONFIG
+) -> tuple[OffsetIndex, TimeIndex]:
+    """Index a closed segment anew from its batches, beside whatever readers use until it is done."""
+    fresh = Segment(segment.directory, segment.base_offset, suffix=segment.suffix)
+    fresh.start_indexing()
+    file = files.pin(segment)
+    try:
+        for _, header in walk(file.fd, 0, segment.size):
+            fresh.note(header.last_offset, header.max_timestamp, header.size, config)
+    finally:
+        files.unpin(file)
+    fresh.finish_indexing()
+    segment.max_timestamp, segment.max_timestamp_offset = fresh.max_timestamp, fresh.max_timestamp_offset
+    return fresh.loaded_indexes
+
+
+def _load(segment: Segment, files: FilePool) -> tuple[OffsetIndex, TimeIndex]:
+    suffix = segment.suffix
+    index_path, time_path = segment.index_files
+    try:
+        offsets = OffsetIndex.decode(_content(index_path), segment.size)
+        times = TimeIndex.decode(_content(time_path))
+        if segment.suffix != suffix:
+            raise DamagedIndex("renamed while it was read, so this may be another segment's")
+    except DamagedIndex as error:
+        _logger.warning("index rebuilt", extra={"file": str(segment.path), "reason": str(error)})
+        offsets, times = rebuild(segment, files)
+    segment.offsets, segment.times = offsets, times
+    files.index_loaded(segment, len(offsets) * 8 + len(times) * TIME_ENTRY_BYTES)
+    return offsets, times
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DamagedIndex("missing") from None
+
+
+def _learn_largest_timestamp(segment: Segment, files: FilePool) -> None:
+    """The last entry of the time index is enough, and one small read."""
+    if segment.size == 0:
+        segment.max_timestamp = -1
+        return
+    try:
+        with open(segment.index_files[1], "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0 or size % TIME_ENTRY_BYTES:
+                raise DamagedIndex(f"time index of {size} bytes")
+            last = os.pread(file.fileno(), TIME_ENTRY_BYTES, size - TIME_ENTRY_BYTES)
+            timestamp, relative = TimeIndex.decode(last).last_entry()
+    except (FileNotFoundError, DamagedIndex):
+        rebuild(segment, files)
+    else:
+        segment.max_timestamp_offset = segment.base_offset + relative
+        segment.max_timestamp = timestamp

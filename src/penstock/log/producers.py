@@ -1,0 +1,202 @@
+"""What a partition remembers of its idempotent and transactional producers, so that retries never double."""
+
+import struct
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from penstock.log.config import INT32_MAX
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import BatchHeader, decode_records
+
+#: Producers may have this many requests in flight, so this many of their batches can be repeated.
+WINDOW_BATCHES: Final = 5
+
+_MARKER_KEY: Final = struct.Struct(">hh")  # version, type
+_MARKER_VALUE: Final = struct.Struct(">hi")  # version, coordinator epoch
+_MARKER_BYTES_MAX: Final = 1 << 16
+#: Abort and commit; other control records say nothing about a producer.
+_END_TRANSACTION_TYPES: Final = (0, 1)
+
+
+class BatchTrace(NamedTuple):
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    timestamp: int
+
+
+class ProducerState:
+    """One producer id in one partition. The newest of `batches` comes last."""
+
+    __slots__ = (
+        "batches",
+        "coordinator_epoch",
+        "epoch",
+        "last_timestamp",
+        "next_sequence",
+        "txn_first_offset",
+    )
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.next_sequence = 0
+        self.batches: list[BatchTrace] = []
+        self.last_timestamp = -1
+        self.coordinator_epoch = -1
+        self.txn_first_offset = -1
+
+    def __repr__(self) -> str:
+        return f"<ProducerState epoch={self.epoch} next={self.next_sequence} txn={self.txn_first_offset}>"
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else -1
+
+    def enter_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.batches.clear()
+            self.next_sequence = 0
+
+    def add(self, trace: BatchTrace) -> None:
+        self.batches.append(trace)
+        if len(self.batches) > WINDOW_BATCHES:
+            del self.batches[0]
+        self.next_sequence = following_sequence(trace.last_sequence)
+
+    def repeat_of(self, first_sequence: int, last_sequence: int) -> BatchTrace | None:
+        for trace in self.batches:
+            if trace.first_sequence == first_sequence and trace.last_sequence == last_sequence:
+                return trace
+        return None
+
+
+def following_sequence(sequence: int) -> int:
+    return 0 if sequence == INT32_MAX else sequence + 1
+
+
+def advance_sequence(sequence: int, steps: int) -> int:
+    """Sequences wrap from 2^31-1 to 0; -1 means none and stays."""
+    return sequence if sequence < 0 else (sequence + steps) & INT32_MAX
+
+
+class Producers:
+    """All producers of one partition. `check` decides, the others learn from what the log holds."""
+
+    __slots__ = ("expiry_ms", "states")
+
+    def __init__(self, expiry_ms: int) -> None:
+        self.states: dict[int, ProducerState] = {}
+        self.expiry_ms = expiry_ms
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def check(
+        self, producer_id: int, epoch: int, sequence: int, last_delta: int, transactional: bool
+    ) -> BatchTrace | None:
+        """The batch that this one repeats, or None when it may be appended. Raises ApiError otherwise.
+
+        A producer id that is not known, or no longer, is welcome at any sequence.
+        """
+        state = self.states.get(producer_id)
+        if state is None:
+            return None
+        if epoch != state.epoch:
+            _refuse_wrong_epoch(producer_id, epoch, sequence, state)
+        elif sequence != state.next_sequence:
+            repeated = state.repeat_of(sequence, advance_sequence(sequence, last_delta))
+            if repeated is None:
+                raise ApiError(
+                    ErrorCode.out_of_order_sequence_number,
+                    f"producer {producer_id} sent sequence {sequence}, expected {state.next_sequence}",
+                )
+            return repeated
+        if state.txn_first_offset >= 0 and not transactional:
+            raise ApiError(ErrorCode.invalid_txn_state, f"producer {producer_id} has a transaction open")
+        return None
+
+    def check_epoch(self, producer_id: int, epoch: int) -> None:
+        """What coordinators' own batches are held to: they have no sequence."""
+        state = self.states.get(producer_id)
+        if state is not None and epoch < state.epoch:
+            raise _stale_epoch(producer_id, epoch, state)
+
+    def learn(
+        self,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        base_offset: int,
+        last_delta: int,
+        seen_ms: int,
+        transactional: bool,
+    ) -> None:
+        """A batch of data is in the log."""
+        state = self.states.get(producer_id)
+        if state is None:
+            state = self.states[producer_id] = ProducerState(epoch)
+        state.enter_epoch(epoch)
+        last_sequence = advance_sequence(sequence, last_delta)
+        state.add(BatchTrace(sequence, last_sequence, base_offset, base_offset + last_delta, seen_ms))
+        state.last_timestamp = seen_ms
+        if transactional and state.txn_first_offset < 0:
+            state.txn_first_offset = base_offset
+
+    def learn_control(self, header: BatchHeader, batch: bytes | bytearray | memoryview, seen_ms: int) -> None:
+        """A commit or abort marker is in the log: the producer's transaction is over."""
+        if header.record_count == 0:
+            return
+        marker = decode_records(batch, _MARKER_BYTES_MAX)[0]
+        if len(marker.key or b"") < _MARKER_KEY.size or len(marker.value or b"") < _MARKER_VALUE.size:
+            return
+        if _MARKER_KEY.unpack_from(marker.key or b"")[1] not in _END_TRANSACTION_TYPES:
+            return
+        state = self.states.setdefault(header.producer_id, ProducerState(header.producer_epoch))
+        state.enter_epoch(header.producer_epoch)
+        state.coordinator_epoch = _MARKER_VALUE.unpack_from(marker.value or b"")[1]
+        state.txn_first_offset = -1
+        state.last_timestamp = seen_ms
+
+    @property
+    def first_open_offset(self) -> int | None:
+        """The oldest offset that belongs to a transaction still open."""
+        return min(
+            (s.txn_first_offset for s in self.states.values() if s.txn_first_offset >= 0), default=None
+        )
+
+    def expire(self, now_ms: int) -> int:
+        """Forget producers that have been idle for too long; not those in a transaction. Returns how many."""
+        idle = [producer_id for producer_id, state in self.states.items() if self._is_idle(state, now_ms)]
+        for producer_id in idle:
+            del self.states[producer_id]
+        return len(idle)
+
+    def clear(self) -> None:
+        self.states.clear()
+
+    def restore(self, states: Iterable[tuple[int, ProducerState]], now_ms: int) -> None:
+        self.states = {
+            producer_id: state for producer_id, state in states if not self._is_idle(state, now_ms)
+        }
+
+    def _is_idle(self, state: ProducerState, now_ms: int) -> bool:
+        return state.txn_first_offset < 0 and now_ms - state.last_timestamp >= self.expiry_ms
+
+
+def _refuse_wrong_epoch(producer_id: int, epoch: int, sequence: int, state: ProducerState) -> None:
+    if epoch < state.epoch:
+        raise _stale_epoch(producer_id, epoch, state)
+    if sequence != 0:
+        raise ApiError(
+            ErrorCode.out_of_order_sequence_number,
+            f"producer {producer_id} started epoch {epoch} at sequence {sequence} instead of 0",
+        )
+
+
+def _stale_epoch(producer_id: int, epoch: int, state: ProducerState) -> ApiError:
+    return ApiError(
+        ErrorCode.invalid_producer_epoch,
+        f"producer {producer_id} has epoch {state.epoch}, not {epoch} any more",
+    )

@@ -1,0 +1,151 @@
+"""Reading slices of whole batches in constant work: an index search or a remembered place, a short walk."""
+
+from functools import partial
+from typing import Final
+
+from penstock.log.files import FilePool
+from penstock.log.lookup import offset_index
+from penstock.log.positions import LogPosition, Slice
+from penstock.log.segment import Segment
+from penstock.log.segments import SegmentList
+from penstock.log.walk import NEAR_BYTES, walk
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTES
+
+#: Positions remembered for sequential readers; one more and they all start over with an index search.
+HINTS_MAX: Final = 64
+
+Hints = dict[int, tuple[Segment, int]]
+Place = tuple[Segment, int]
+
+
+class Reader:
+    """Searches a log's segments. Safe in any thread: what it holds on to never changes, only grows."""
+
+    __slots__ = ("_hints", "files", "segments")
+
+    def __init__(self, segments: SegmentList, files: FilePool) -> None:
+        self.files = files
+        self.segments = segments
+        self._hints: Hints = {}
+
+    def use(self, segments: SegmentList) -> None:
+        """The files have changed: forget what was remembered. A read under way keeps its own view."""
+        self.segments = segments
+        self._hints = {}
+
+    def read(self, offset: int, max_bytes: int, upto: LogPosition, at_least_one: bool, nowait: bool) -> Slice:
+        hints = self._hints
+        hint = hints.get(offset)
+        if hint is not None and hint[1] < hint[0].size:
+            segment, position = hint
+        else:
+            place = self.find(offset, upto, nowait)
+            if place is None:
+                return Slice(b"", offset)
+            segment, position = place
+        limit, next_offset = self._limit(segment, upto, nowait)
+        if limit <= position:
+            return Slice(b"", offset)
+        file = self.files.pin(segment)
+        try:
+            if limit - position <= max_bytes:
+                data = self.files.read(file.fd, limit - position, position, nowait)
+            else:
+                data, next_offset = self._cut(segment, file.fd, position, max_bytes, at_least_one, nowait)
+        finally:
+            self.files.unpin(file)
+        if data:
+            _remember(hints, next_offset, (segment, position + len(data)))
+        return Slice(data, next_offset if data else offset)
+
+    def find(self, offset: int, upto: LogPosition, nowait: bool = False) -> Place | None:
+        """The first batch that ends at or after an offset; None when there is none below `upto`."""
+        segments = self.segments
+        for slot in range(segments.slot_of(offset), len(segments)):
+            segment = segments.items[slot]
+            if segment.base_offset >= upto.offset and segment.base_offset > upto.segment_base:
+                return None
+            position = self._find_in(segment, offset, nowait)
+            if position is not None:
+                return segment, position
+        return None
+
+    def _find_in(self, segment: Segment, offset: int, nowait: bool) -> int | None:
+        if offset <= segment.base_offset:
+            return 0 if segment.size else None
+        if nowait and segment.offsets is None:
+            raise BlockingIOError
+        end = segment.size
+        start = offset_index(segment, self.files).position_at_or_below(offset - segment.base_offset)
+        file = self.files.pin(segment)
+        try:
+            read_at = partial(self.files.read, nowait=nowait)
+            for position, header in walk(file.fd, start, end, chunk_bytes=NEAR_BYTES, read_at=read_at):
+                if header.last_offset >= offset:
+                    return position
+        finally:
+            self.files.unpin(file)
+        return None
+
+    def _limit(self, segment: Segment, upto: LogPosition, nowait: bool) -> tuple[int, int]:
+        """How far a segment may be read, and the offset that is there."""
+        following = segment.next_base
+        if following is not None and following <= upto.offset:
+            return segment.size, following
+        if segment.base_offset == upto.segment_base and not segment.cleaned:
+            return upto.position, upto.offset
+        # The segment was compacted after `upto` was taken, so its position says nothing any more.
+        position = self._find_in(segment, upto.offset, nowait)
+        return (segment.size if position is None else position), upto.offset
+
+    def _cut(
+        self, segment: Segment, fd: int, position: int, max_bytes: int, at_least_one: bool, nowait: bool
+    ) -> tuple[bytes | bytearray, int]:
+        """No more than `max_bytes`, ending at the end of a batch; the first batch whole if asked for."""
+        if nowait and segment.offsets is None:
+            raise BlockingIOError
+        data = self.files.read(fd, max(max_bytes, HEADER_BYTES), position, nowait)
+        base_offset, length, _, _, _, _, delta, *_ = HEADER.unpack_from(data)
+        first_bytes = length + LENGTH_OVERHEAD_BYTES
+        if first_bytes > max_bytes:
+            if not at_least_one:
+                return b"", -1
+            return self._whole(segment, fd, position, first_bytes, nowait), base_offset + delta + 1
+        boundary = offset_index(segment, self.files).boundary_at_or_below(position + max_bytes - HEADER_BYTES)
+        end, next_offset = _last_whole(data, max(boundary - position, 0), max_bytes)
+        if end == 0:
+            raise _damaged(segment, position)
+        if isinstance(data, bytearray):
+            del data[end:]
+            return data, next_offset
+        return data[:end], next_offset
+
+    def _whole(self, segment: Segment, fd: int, position: int, size: int, nowait: bool) -> bytes | bytearray:
+        if position + size > segment.size:
+            raise _damaged(segment, position)
+        return self.files.read(fd, size, position, nowait)
+
+
+def _last_whole(data: bytes | bytearray, at: int, max_bytes: int) -> tuple[int, int]:
+    """From a batch boundary on, the end of the last whole batch and the offset after it; 0 for damage."""
+    next_offset = -1
+    while at + HEADER_BYTES <= max_bytes:
+        base_offset, length, _, _, _, _, delta, *_ = HEADER.unpack_from(data, at)
+        if length + LENGTH_OVERHEAD_BYTES < HEADER_BYTES:
+            return 0, -1
+        if at + length + LENGTH_OVERHEAD_BYTES > max_bytes:
+            return at, base_offset
+        at += length + LENGTH_OVERHEAD_BYTES
+        next_offset = base_offset + delta + 1
+    return at, next_offset
+
+
+def _remember(hints: Hints, offset: int, place: Place) -> None:
+    if len(hints) >= HINTS_MAX:
+        hints.clear()
+    hints[offset] = place
+
+
+def _damaged(segment: Segment, position: int) -> ApiError:
+    return ApiError(ErrorCode.kafka_storage_error, f"{segment.path} is damaged at position {position}")

@@ -1,0 +1,126 @@
+"""What a batch must satisfy before it may be appended, and Kafka's error for each way to fail."""
+
+from typing import Final
+
+from crc32c import crc32c
+
+from penstock.log.config import INT32_MAX, LogConfig
+from penstock.protocol.compression import Codec
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import (
+    CODEC_MASK,
+    CONTROL,
+    CRC_FROM,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD_BYTES,
+    LOG_APPEND_TIME,
+)
+
+Header = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+
+_CODEC_LAST: Final = max(Codec)
+_MAGIC: Final = 2
+
+
+def checked_header(batch: memoryview, config: LogConfig, now_ms: int, internal: bool) -> Header:
+    """The header fields of exactly one sound batch. Raises ApiError."""
+    size = len(batch)
+    if size < HEADER_BYTES:
+        raise ApiError(ErrorCode.corrupt_message, f"{size} bytes are no record batch")
+    header: Header = HEADER.unpack_from(batch)
+    (
+        base_offset,
+        length,
+        _,
+        magic,
+        crc,
+        attributes,
+        delta,
+        first_ts,
+        max_ts,
+        producer,
+        epoch,
+        sequence,
+        count,
+    ) = header
+    if magic != _MAGIC or length != size - LENGTH_OVERHEAD_BYTES:
+        raise _shape_error(header, size)
+    if size > config.max_message_bytes or size > config.segment_bytes:
+        raise _size_error(size, config)
+    if crc32c(batch[CRC_FROM:]) != crc:
+        raise ApiError(ErrorCode.corrupt_message, "checksum of the record batch does not match")
+    if count < 1 or delta != count - 1:
+        raise _invalid(f"record batch of {count} records with last offset delta {delta}")
+    if attributes & CODEC_MASK > _CODEC_LAST:
+        raise ApiError(ErrorCode.unsupported_compression_type, "unknown compression codec")
+    if not internal and (
+        base_offset or attributes & CONTROL or (producer >= 0 and (sequence < 0 or epoch < 0))
+    ):
+        raise _client_error(header)
+    if config.timestamp_type == "CreateTime":
+        if max_ts - now_ms > config.timestamp_after_max_ms or attributes & LOG_APPEND_TIME:
+            raise _timestamp_error(attributes, max_ts, now_ms)
+        if first_ts >= 0 and now_ms - first_ts > config.timestamp_before_max_ms:
+            raise _timestamp_error(attributes, first_ts, now_ms)
+    return header
+
+
+def checked_replica(batch: memoryview, end_offset: int) -> Header:
+    """The header of a batch as its leader stamped it, which must continue this log. Raises ApiError."""
+    size = len(batch)
+    if size < HEADER_BYTES:
+        raise ApiError(ErrorCode.corrupt_message, f"{size} bytes are no record batch")
+    header: Header = HEADER.unpack_from(batch)
+    if header[3] != _MAGIC or header[1] != size - LENGTH_OVERHEAD_BYTES:
+        raise _shape_error(header, size)
+    if crc32c(batch[CRC_FROM:]) != header[4]:
+        raise ApiError(ErrorCode.corrupt_message, "checksum of the record batch does not match")
+    if header[0] < end_offset or not 0 <= header[6] <= INT32_MAX or header[2] < 0:
+        raise _invalid(
+            f"batch at offset {header[0]}, epoch {header[2]} does not continue a log ending at {end_offset}"
+        )
+    return header
+
+
+def _shape_error(header: Header, size: int) -> ApiError:
+    if header[3] != _MAGIC:
+        return _invalid(f"record batch of magic {header[3]}, only {_MAGIC} is taken")
+    batch_bytes = header[1] + LENGTH_OVERHEAD_BYTES
+    if HEADER_BYTES <= batch_bytes < size:
+        return _invalid("more than one record batch")
+    return ApiError(ErrorCode.corrupt_message, f"record batch of {batch_bytes} bytes in {size}")
+
+
+def _size_error(size: int, config: LogConfig) -> ApiError:
+    if size > config.max_message_bytes:
+        return ApiError(
+            ErrorCode.message_too_large,
+            f"record batch of {size} bytes, the topic takes {config.max_message_bytes}",
+        )
+    return ApiError(
+        ErrorCode.record_list_too_large,
+        f"record batch of {size} bytes, a segment takes {config.segment_bytes}",
+    )
+
+
+def _client_error(header: Header) -> ApiError:
+    if header[0]:
+        return _invalid(f"record batch with base offset {header[0]} instead of 0")
+    if header[5] & CONTROL:
+        return _invalid("clients may not write control records")
+    return _invalid(f"producer {header[9]} sent epoch {header[10]} and sequence {header[11]}")
+
+
+def _timestamp_error(attributes: int, timestamp: int, now_ms: int) -> ApiError:
+    if attributes & LOG_APPEND_TIME:
+        return ApiError(
+            ErrorCode.invalid_timestamp, "producers may not set the timestamp type to LogAppendTime"
+        )
+    return ApiError(
+        ErrorCode.invalid_timestamp, f"timestamp {timestamp} is too far from the broker's {now_ms}"
+    )
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(ErrorCode.invalid_record, message)
