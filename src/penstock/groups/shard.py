@@ -89,6 +89,10 @@ class GroupShard:
             self._time_out(timer, step)
         return step.work()
 
+    def clock_moved(self, by_ms: int) -> None:
+        """The wall clock was set by so much: timeouts run on as if it had not been."""
+        self._timers.shift(by_ms)
+
     # Membership
 
     def join(self, request: JoinRequest, token: Token, *, now_ms: int, new_member_id: str) -> Work:
@@ -159,12 +163,13 @@ class GroupShard:
     def fetch(self, group_id: str, partitions: Iterable[TopicPartition] | None) -> tuple[FetchedOffset, ...]:
         return offset_rules.fetch(self._offsets, group_id, partitions)
 
-    def forget_topics(self, topics: Iterable[str], *, now_ms: int) -> Work:
+    def forget_topics(self, topics: Iterable[str], token: Token, *, now_ms: int) -> Work:
         """These topics were deleted; a new topic of the same name must not inherit positions."""
         step = self._step(now_ms)
         for topic in topics:
             for group_id, partition in self._offsets.of_topic(topic):
                 offset_rules.forget(group_id, topic, partition, step)
+        step.reply(token, None)
         return step.work()
 
     # Groups

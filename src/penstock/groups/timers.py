@@ -51,6 +51,12 @@ class Timers(Generic[Key]):
         del self._queued[key], self._deadlines[key]
         return key
 
+    def shift(self, by_ms: int) -> None:
+        """The clock was set, and every deadline with it: nobody's time runs out because of that."""
+        deadlines, self._deadlines, self._queued, self._heap = self._deadlines, {}, {}, []
+        for key, at_ms in sorted(deadlines.items(), key=lambda item: item[1]):
+            self.schedule(key, at_ms + by_ms)
+
     def _queue(self, key: Key, at_ms: int) -> None:
         self._order += 1
         self._queued[key] = at_ms

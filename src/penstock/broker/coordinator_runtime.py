@@ -1,0 +1,324 @@
+"""The coordinator runtime: runs a pure shard on the log of its partition.
+
+An operation decides on records and replies. The records are appended as one batch and replayed into the
+shard at once, so that the next operation sees them; the replies are given out when the high watermark has
+passed them, so that nobody outside does before they are safe. Whatever breaks that order discards the shard,
+and it is loaded again from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import Record, decode_records, encode_batch, iter_batches
+
+logger = logging.getLogger("penstock.coordinator")
+
+_LOAD_CHUNK_BYTES: Final = 1 << 20
+#: Our own batches are not compressed; this bounds what a foreign one may become.
+_DECODED_BYTES_MAX: Final = 1 << 30
+#: A request that finds its shard loading waits this long before it is sent away to try again.
+_LOAD_PATIENCE_S: Final = 0.25
+#: A difference between wall clock and elapsed time that says that the clock was set, not that we were busy.
+_CLOCK_STEP_MS: Final = 1_000
+#: asyncio cannot sleep for arbitrarily long; waking up for nothing once an hour costs nothing.
+_TIMER_MAX_S: Final = 3_600.0
+
+
+class Work(Protocol):
+    @property
+    def records(self) -> Sequence[tuple[bytes, bytes | None]]: ...
+    @property
+    def replies(self) -> Iterable[tuple[Any, object]]: ...
+
+
+class Shard(Protocol):
+    """What the runtime needs of a state machine; its operations are its own affair."""
+
+    def replay(self, key: bytes, value: bytes | None) -> None: ...
+    def loaded(self, now_ms: int) -> Work: ...
+    def tick(self, now_ms: int) -> Work: ...
+    def next_deadline_ms(self) -> int | None: ...
+    def clock_moved(self, by_ms: int) -> None: ...
+
+
+class Log(Protocol):
+    @property
+    def start_offset(self) -> int: ...
+    @property
+    def end(self) -> Any: ...
+    def read(self, offset: int, max_bytes: int, upto: Any) -> Any: ...
+
+
+class Partition(Protocol):
+    @property
+    def log(self) -> Log: ...
+    def append_internal(self, batch: bytearray, now_ms: int) -> int: ...
+    def when_committed(self, offset: int, call: Callable[[ApiError | None], None]) -> None: ...
+
+
+ShardT = TypeVar("ShardT", bound=Shard)
+Result = TypeVar("Result")
+Token = asyncio.Future[Any]
+
+
+class Clock(Protocol):
+    def __call__(self) -> int: ...
+
+
+class ActiveShard(Generic[ShardT]):
+    """A loaded shard at work. Everything here happens on the loop, without waiting."""
+
+    def __init__(
+        self,
+        shard: ShardT,
+        partition: Partition,
+        *,
+        last_offset: int,
+        now_ms: Clock,
+        on_failure: Callable[[ActiveShard[ShardT]], None],
+    ) -> None:
+        self.shard = shard
+        self.partition = partition
+        self._loop = asyncio.get_running_loop()
+        self._last_offset = last_offset
+        self._now_ms = now_ms
+        self._on_failure = on_failure
+        self._tokens: set[Token] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_deadline_ms = 0
+        self.is_closed = False
+        self._skew_ms = self._clock_skew_ms()
+        self._do(lambda: shard.loaded(now_ms()))
+
+    def __repr__(self) -> str:
+        return f"<ActiveShard {self.shard!r} at {self._last_offset}, {len(self._tokens)} waiting>"
+
+    def submit(self, operation: Callable[[ShardT, Token], Work]) -> Token:
+        """The token is answered by this operation or, if it has to wait, by a later one."""
+        token: Token = self._loop.create_future()
+        self._tokens.add(token)
+        token.add_done_callback(self._tokens.discard)
+        self._follow_clock()
+        self._do(partial(operation, self.shard, token), token)
+        return token
+
+    def read(self, question: Callable[[ShardT], Result]) -> asyncio.Future[Result]:
+        """The answer is of now; it is given out when everything that it can reveal is committed."""
+        token: Token = self._loop.create_future()
+        self._tokens.add(token)
+        token.add_done_callback(self._tokens.discard)
+        self._release_later(((token, question(self.shard)),))
+        return token
+
+    def close(self, code: ErrorCode) -> None:
+        """Nobody who waits here will be answered by this shard any more."""
+        self.is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for token in tuple(self._tokens):
+            if not token.done():
+                token.set_exception(ApiError(code))
+
+    def _do(self, decide: Callable[[], Work], token: Token | None = None) -> None:
+        if self.is_closed:
+            return
+        try:
+            work = decide()
+            self._append(work)
+        except ApiError as error:
+            logger.warning("discarding a shard that could not be written: %r", error)
+            self._fail(_coordinator_error(error.code))
+        except Exception:
+            logger.exception("discarding a shard after a failed operation")
+            if token is not None and not token.done():
+                token.set_exception(ApiError(ErrorCode.unknown_server_error))
+            self._fail(ErrorCode.not_coordinator)
+        else:
+            self._release_later(work.replies)
+            if not self.is_closed:
+                self._set_timer()
+
+    def _append(self, work: Work) -> None:
+        if not work.records:
+            return
+        now_ms = self._now_ms()
+        batch = encode_batch(
+            [Record(place, now_ms, key, value) for place, (key, value) in enumerate(work.records)]
+        )
+        self._last_offset = self.partition.append_internal(batch, now_ms)
+        for key, value in work.records:
+            self.shard.replay(key, value)
+
+    def _release_later(self, replies: Iterable[tuple[Token, object]]) -> None:
+        if replies:
+            self.partition.when_committed(self._last_offset, partial(self._release, replies))
+
+    def _release(self, replies: Iterable[tuple[Token, object]], error: ApiError | None) -> None:
+        if error is not None:
+            self._fail(_coordinator_error(error.code))
+        if self.is_closed:
+            return
+        for token, reply in replies:
+            # The one who asked may have gone away meanwhile.
+            if not token.done():
+                token.set_result(reply)
+
+    def _fail(self, code: ErrorCode) -> None:
+        if not self.is_closed:
+            self.close(code)
+            self._on_failure(self)
+
+    def _set_timer(self) -> None:
+        deadline_ms = self.shard.next_deadline_ms()
+        if self._timer is not None:
+            if deadline_ms == self._timer_deadline_ms:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if deadline_ms is not None:
+            delay_s = max(deadline_ms - self._now_ms(), 0) / 1000
+            self._timer = self._loop.call_later(min(delay_s, _TIMER_MAX_S), self._on_timer)
+            self._timer_deadline_ms = deadline_ms
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._follow_clock()
+        self._do(lambda: self.shard.tick(self._now_ms()))
+
+    def _clock_skew_ms(self) -> int:
+        return self._now_ms() - int(self._loop.time() * 1000)
+
+    def _follow_clock(self) -> None:
+        skew_ms = self._clock_skew_ms()
+        moved_ms = skew_ms - self._skew_ms
+        if abs(moved_ms) > _CLOCK_STEP_MS:
+            self._skew_ms = skew_ms
+            self.shard.clock_moved(moved_ms)
+
+
+class CoordinatorRuntime(Generic[ShardT]):
+    """The shards of one internal topic that live on this node."""
+
+    def __init__(
+        self,
+        *,
+        new_shard: Callable[[], ShardT],
+        find_partition: Callable[[int], Partition | None],
+        now_ms: Clock,
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._new_shard = new_shard
+        self._find_partition = find_partition
+        self._now_ms = now_ms
+        self._in_thread = in_thread
+        self._active: dict[int, ActiveShard[ShardT]] = {}
+        self._loads: dict[int, asyncio.Task[None]] = {}
+        self._is_closed = False
+
+    async def write(self, index: int, operation: Callable[[ShardT, Token], Work]) -> Any:
+        """The reply, once it is committed. Raises ApiError when this node cannot give it."""
+        return await (await self._ready(index)).submit(operation)
+
+    async def read(self, index: int, question: Callable[[ShardT], Result]) -> Result:
+        return await (await self._ready(index)).read(question)
+
+    def load(self, index: int) -> asyncio.Task[None]:
+        """Begin to load a shard, if nobody has. Timeouts run from when it is loaded."""
+        task = self._loads.get(index)
+        if task is None:
+            task = self._loads[index] = asyncio.get_running_loop().create_task(self._load(index))
+            task.add_done_callback(lambda _: self._loads.pop(index, None))
+        return task
+
+    def unload(self, index: int) -> None:
+        """The partition is gone: whoever waits must look for its new place."""
+        if (task := self._loads.get(index)) is not None:
+            task.cancel()
+        if (active := self._active.pop(index, None)) is not None:
+            active.close(ErrorCode.not_coordinator)
+
+    def close(self) -> None:
+        self._is_closed = True
+        for index in {*self._loads, *self._active}:
+            self.unload(index)
+
+    async def _ready(self, index: int) -> ActiveShard[ShardT]:
+        partition = None if self._is_closed else self._find_partition(index)
+        active = self._active.get(index)
+        if active is not None and active.partition is partition:
+            return active
+        if active is not None:
+            # The topic was deleted, and perhaps made again.
+            self.unload(index)
+        if partition is None:
+            raise ApiError(ErrorCode.not_coordinator)
+        await asyncio.wait((self.load(index),), timeout=_LOAD_PATIENCE_S)
+        active = self._active.get(index)
+        if active is None:
+            is_loading = index in self._loads
+            code = (
+                ErrorCode.coordinator_load_in_progress if is_loading else ErrorCode.coordinator_not_available
+            )
+            raise ApiError(code)
+        return active
+
+    async def _load(self, index: int) -> None:
+        partition = self._find_partition(index)
+        if partition is None or index in self._active:
+            return
+        shard, end = self._new_shard(), partition.log.end
+        try:
+            await self._replay(shard, partition.log, end)
+        except Exception:
+            logger.exception("cannot load shard %d", index)
+            return
+        active = ActiveShard(
+            shard,
+            partition,
+            last_offset=end.offset - 1,
+            now_ms=self._now_ms,
+            on_failure=partial(self._on_failure, index),
+        )
+        if not active.is_closed:
+            self._active[index] = active
+
+    async def _replay(self, shard: ShardT, log: Log, end: Any) -> None:
+        """In pieces, each read in a thread, so that a large shard does not hold up the others."""
+        offset = log.start_offset
+        while offset < end.offset:
+            piece = await self._in_thread(log.read, offset, _LOAD_CHUNK_BYTES, end)
+            assert piece.next_offset > offset, f"nothing to read at {offset} of {end.offset}"
+            for header, batch in iter_batches(piece.data):
+                if not header.is_control:
+                    for record in decode_records(batch, _DECODED_BYTES_MAX):
+                        assert record.key is not None
+                        shard.replay(record.key, record.value)
+            offset = piece.next_offset
+
+    def _on_failure(self, index: int, failed: ActiveShard[ShardT]) -> None:
+        if self._active.get(index) is failed:
+            del self._active[index]
+        if not self._is_closed and self._find_partition(index) is not None:
+            self.load(index)
+
+
+def _coordinator_error(code: ErrorCode) -> ErrorCode:
+    """What a member is told when our own append failed: whether to look for us again or just to retry."""
+    match code:
+        case (
+            ErrorCode.unknown_topic_or_partition
+            | ErrorCode.not_enough_replicas
+            | ErrorCode.not_enough_replicas_after_append
+            | ErrorCode.request_timed_out
+        ):
+            return ErrorCode.coordinator_not_available
+        case ErrorCode.message_too_large | ErrorCode.record_list_too_large:
+            return ErrorCode.unknown_server_error
+        case _:
+            return ErrorCode.not_coordinator
