@@ -6,6 +6,7 @@ from collections import OrderedDict
 from errno import EOPNOTSUPP
 from typing import Final
 
+from penstock.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex
 from penstock.log.names import LOG, SEGMENT_FILES
 from penstock.log.segment import Segment
 
@@ -95,9 +96,11 @@ class FilePool:
                     if kind == LOG:
                         raise
 
-    def index_loaded(self, segment: Segment, size: int) -> None:
-        """Keep an index that can be loaded again, as long as all of them fit the bound."""
+    def index_loaded(self, segment: Segment, offsets: OffsetIndex, times: TimeIndex) -> None:
+        """Keep indexes that can be loaded again, as long as all of them fit the bound."""
+        size = len(offsets) * OFFSET_ENTRY_BYTES + len(times) * TIME_ENTRY_BYTES
         with self._lock:
+            segment.offsets, segment.times = offsets, times
             self._indexed_bytes += size - self._indexed.pop(segment, 0)
             self._indexed[segment] = size
             while self._indexed_bytes > self._index_bytes_max and len(self._indexed) > 1:

@@ -1,6 +1,8 @@
 """Making a log durable in three steps: begin on the loop, run in a thread, done on the loop."""
 
 import os
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -26,45 +28,58 @@ class Rolled(NamedTuple):
     snapshot: Snapshot
 
 
+class FlushGate:
+    """Lets one flush through at a time, and none once the log is closed or its folder has gone."""
+
+    __slots__ = ("closed", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.closed = False
+
+    def close(self) -> None:
+        """Waits for the flush that is under way."""
+        with self.lock:
+            self.closed = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlushTicket:
     """`run` blocks and belongs in a thread. An OSError from it must end the process: never run it again."""
 
-    __slots__ = ("_directory", "_epochs", "_sync_directory", "_tail", "generation", "rolled", "upto")
+    upto: LogPosition
+    generation: int
+    directory: Path
+    gate: FlushGate
+    tail: SharedFile
+    rolled: tuple[Rolled, ...]
+    epoch_entries: list[tuple[int, int]] | None
+    names_changed: bool
 
-    def __init__(
-        self,
-        *,
-        directory: Path,
-        upto: LogPosition,
-        generation: int,
-        tail: SharedFile,
-        rolled: tuple[Rolled, ...],
-        epoch_entries: list[tuple[int, int]] | None,
-        sync_directory: bool,
-    ) -> None:
-        self.upto = upto
-        self.generation = generation
-        self.rolled = rolled
-        self._directory = directory
-        self._tail = tail.hold()
-        self._epochs = epoch_entries
-        self._sync_directory = sync_directory
-        for item in rolled:
+    def run(self) -> None:
+        with self.gate.lock:
+            if not self.gate.closed:
+                self.sync()
+
+    def sync(self) -> None:
+        for item in self.rolled:
+            _sync_rolled(item)
+            item.snapshot.write(self.directory)
+        os.fdatasync(self.tail.fd)
+        if self.names_changed:
+            sync_directory(self.directory)
+        if self.epoch_entries is not None:
+            epochs.write(self.directory / EPOCH_CHECKPOINT, self.epoch_entries)
+
+    def hold_files(self) -> None:
+        """The descriptors stay open until `release_files`, whatever the log does meanwhile."""
+        self.tail.hold()
+        for item in self.rolled:
             if item.file is not None:
                 item.file.hold()
 
-    def run(self) -> None:
-        for item in self.rolled:
-            _sync_rolled(item)
-            item.snapshot.write(self._directory)
-        os.fdatasync(self._tail.fd)
-        if self._sync_directory:
-            sync_directory(self._directory)
-        if self._epochs is not None:
-            epochs.write(self._directory / EPOCH_CHECKPOINT, self._epochs)
-
-    def release(self) -> None:
-        self._tail.drop()
+    def release_files(self) -> None:
+        self.tail.drop()
         for item in self.rolled:
             if item.file is not None:
                 item.file.drop()

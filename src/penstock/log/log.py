@@ -9,8 +9,7 @@ from typing import Final, Self
 from penstock.log import leftovers, recovery, retention, snapshots, timestamps
 from penstock.log.config import LogConfig
 from penstock.log.files import FilePool
-from penstock.log.flush import HELD_FILES_MAX, FlushTicket, Rolled
-from penstock.log.index import TIME_ENTRY_BYTES
+from penstock.log.flush import HELD_FILES_MAX, FlushGate, FlushTicket, Rolled
 from penstock.log.lookup import write_indexes
 from penstock.log.names import DELETED, SNAPSHOT, offset_file
 from penstock.log.positions import Appended, LogPosition, Slice, TimestampMatch
@@ -47,7 +46,8 @@ class Log:
         self._rolled: list[Rolled] = []
         self._ticket: FlushTicket | None = None
         self._generation = 0  # of the files' content: truncation makes a new one
-        self._directory_dirty = False
+        self._names_changed = False
+        self._gate = FlushGate()
         # Taken by whoever changes the list of segments: rolling on the loop, compaction in its thread.
         self._lock = threading.Lock()
 
@@ -100,7 +100,7 @@ class Log:
     def needs_flush(self) -> bool:
         """Something is not durable yet. A rolled segment wants a flush under every policy."""
         behind = self.synced.offset < self.end.offset
-        return behind or bool(self._rolled) or self._directory_dirty or self.epochs.dirty
+        return behind or bool(self._rolled) or self._names_changed or self.epochs.dirty
 
     @property
     def rolled_unsynced(self) -> int:
@@ -169,7 +169,7 @@ class Log:
             self._bound_held_files()
             self._reader.segments.add(segment)
         self.end = LogPosition(end_offset, end_offset, 0)
-        self._directory_dirty = True
+        self._names_changed = True
 
     def _write(self, batch: memoryview, last_offset: int, max_timestamp: int, now_ms: int) -> LogPosition:
         segment = self._tail.segment
@@ -281,30 +281,33 @@ class Log:
         if not self.needs_flush:
             return None
         with self._lock:
-            self._ticket = FlushTicket(
-                directory=self.directory,
+            self._ticket = ticket = FlushTicket(
                 upto=self.end,
                 generation=self._generation,
+                directory=self.directory,
+                gate=self._gate,
                 tail=self._tail.file,
                 rolled=tuple(self._rolled),
                 epoch_entries=self.epochs.entries() if self.epochs.dirty else None,
-                sync_directory=self._directory_dirty,
+                names_changed=self._names_changed,
             )
-        self.epochs.dirty = self._directory_dirty = False
-        return self._ticket
+            ticket.hold_files()
+        self.epochs.dirty = self._names_changed = False
+        return ticket
 
     def flush_done(self, ticket: FlushTicket) -> None:
         """On the loop, once `ticket.run()` has returned."""
-        assert ticket is self._ticket
+        if ticket is not self._ticket:
+            return  # the log was closed meanwhile
         self._ticket = None
         flushed = [item.segment for item in ticket.rolled]
         with self._lock:
-            ticket.release()
+            ticket.release_files()
             self._let_go(flushed)
-            for segment in flushed:
-                if segment.offsets is not None and segment.times is not None:
-                    size = len(segment.offsets) * 8 + len(segment.times) * TIME_ENTRY_BYTES
-                    self.files.index_loaded(segment, size)
+        for segment in flushed:
+            if not segment.is_deleted:
+                offsets, times = segment.loaded_indexes
+                self.files.index_loaded(segment, offsets, times)
         if ticket.generation == self._generation:
             self.synced = ticket.upto
 
@@ -395,7 +398,7 @@ class Log:
     def truncate_fully_and_start_at(self, offset: int, now_ms: int) -> None:
         """Drop everything; the next batch gets this offset. Blocking, while nothing else appends."""
         self._let_go([item.segment for item in self._rolled])
-        self._tail.file.drop()
+        self._tail.close()
         recovery.discard_segments(list(self.segments), self.files)
         segment = Segment(self.directory, offset, created_ms=now_ms)
         segment.start_indexing()
@@ -408,7 +411,7 @@ class Log:
         self._let_go(
             [item.segment for item in self._rolled if item.segment.base_offset >= segment.base_offset]
         )
-        self._tail.file.drop()
+        self._tail.close()
         self._tail = Tail(segment)
         self._tail.cut(target.position)
         recovery.index_up_to(segment, target, self.files, self.config)
@@ -421,7 +424,7 @@ class Log:
         self.start_offset = min(self.start_offset, end.offset)
         if self.synced.offset > end.offset:
             self.synced = end
-        self._directory_dirty = True
+        self._names_changed = True
         self.epochs.truncate_end(end.offset)
         snapshots.remove(
             self.directory, (o for o in snapshots.list_offsets(self.directory) if o > end.offset)
@@ -440,17 +443,36 @@ class Log:
 
     def close(self) -> None:
         """Blocking: make everything durable and leave what a clean start needs. Raises OSError."""
+        self._stop_flushing()
+        self.epochs.dirty = self._names_changed = True
         ticket = self.flush_begin()
-        if ticket is not None:
-            ticket.run()
-            self.flush_done(ticket)
+        assert ticket is not None
+        ticket.sync()
+        self.flush_done(ticket)
         write_indexes(self._tail.segment)
         snapshots.take(self.producers, self.end.offset).write(self.directory)
-        self.abandon()
+        self._close_files()
 
     def abandon(self) -> None:
         """Let go of the files as they are; the next start has to recover."""
-        self._let_go([item.segment for item in self._rolled])
-        self._tail.file.drop()
+        self._stop_flushing()
+        self._close_files()
+
+    def moved_to(self, directory: Path) -> None:
+        """The folder has another name now; reads under way may still open files in it."""
+        self.directory = directory
+        for segment in self.segments:
+            segment.directory = directory
+
+    def _stop_flushing(self) -> None:
+        self._gate.close()
+        if self._ticket is not None:
+            self._ticket.release_files()
+            self._ticket = None
+
+    def _close_files(self) -> None:
+        with self._lock:
+            self._let_go([item.segment for item in self._rolled])
+            self._tail.close()
         for segment in self.segments:
             self.files.forget(segment)

@@ -92,8 +92,7 @@ def _load(segment: Segment, files: FilePool) -> tuple[OffsetIndex, TimeIndex]:
     except DamagedIndex as error:
         _logger.warning("index rebuilt", extra={"file": str(segment.path), "reason": str(error)})
         offsets, times = rebuild(segment, files)
-    segment.offsets, segment.times = offsets, times
-    files.index_loaded(segment, len(offsets) * 8 + len(times) * TIME_ENTRY_BYTES)
+    files.index_loaded(segment, offsets, times)
     return offsets, times
 
 

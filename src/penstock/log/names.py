@@ -47,8 +47,16 @@ def parse_partition_folder(name: str) -> tuple[str, int] | None:
 
 
 def deleted_folder(topic: str, index: int, unique_hex: str) -> str:
+    return _fitting(topic, f"-{index}.{unique_hex}-delete")
+
+
+def stray_folder(topic: str, index: int, unique_hex: str) -> str:
+    """For data that belongs to no topic any more; only an operator removes it."""
+    return _fitting(topic, f"-{index}.{unique_hex}-stray")
+
+
+def _fitting(topic: str, tail: str) -> str:
     """The topic's name is cut where the whole would not fit a file name."""
-    tail = f"-{index}.{unique_hex}-delete"
     return topic[: FILE_NAME_BYTES_MAX - len(tail)] + tail
 
 

@@ -52,6 +52,11 @@ class Tail:
             if written != len(batch):
                 self._undo(f"only {written} of {len(batch)} bytes were written")
 
+    def close(self) -> None:
+        """Nothing may be written through a descriptor number that could soon be another file's."""
+        self._refusal = "the log is closed"
+        self.file.drop()
+
     def cut(self, position: int) -> None:
         os.ftruncate(self.file.fd, position)
         os.fdatasync(self.file.fd)

@@ -1,0 +1,93 @@
+"""Whose data a folder holds: `meta.properties` for the node, `partition.metadata` for a topic's id."""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import UUID, uuid4
+
+from penstock.log.checkpoints import replace_durably
+from penstock.log.names import PARTITION_METADATA
+
+META_PROPERTIES: Final = "meta.properties"
+
+
+class WrongOwner(Exception):
+    """The folder belongs to another node or cluster, or its `meta.properties` says nothing we can use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    cluster_id: str
+    node_id: int
+    directory_id: UUID
+
+
+def claim(directory: Path, *, node_id: int, cluster_id: str | None) -> Owner:
+    """The owner that the folder names; a folder that names none becomes this node's. Raises WrongOwner."""
+    path = directory / META_PROPERTIES
+    if not path.exists():
+        owner = Owner(
+            cluster_id=cluster_id or uuid_text(uuid4()), node_id=node_id, directory_id=_new_directory_id()
+        )
+        replace_durably(path, _encode(owner))
+        return owner
+    owner = _decode(path)
+    if owner.node_id != node_id:
+        raise WrongOwner(f"{directory} belongs to node {owner.node_id}, this is node {node_id}")
+    if cluster_id is not None and owner.cluster_id != cluster_id:
+        raise WrongOwner(f"{directory} belongs to cluster {owner.cluster_id}, not to {cluster_id}")
+    return owner
+
+
+def write_topic_id(folder: Path, topic_id: UUID) -> None:
+    replace_durably(folder / PARTITION_METADATA, f"version: 0\ntopic_id: {uuid_text(topic_id)}".encode())
+
+
+def read_topic_id(folder: Path) -> UUID | None:
+    """None when the file is missing or says something else."""
+    try:
+        lines = (folder / PARTITION_METADATA).read_text().splitlines()
+        values = dict(line.split(": ", 1) for line in lines if line)
+        return parse_uuid(values["topic_id"]) if values["version"] == "0" else None
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+
+
+def uuid_text(value: UUID) -> str:
+    """As Kafka prints ids: base64 for URLs, without padding."""
+    return urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+def parse_uuid(text: str) -> UUID:
+    """Raises ValueError."""
+    return UUID(bytes=urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+
+
+def _new_directory_id() -> UUID:
+    # The first ids are Kafka's own words for "unassigned", "lost" and "migrating".
+    while (candidate := uuid4()).int < 100:
+        pass
+    return candidate
+
+
+def _encode(owner: Owner) -> bytes:
+    return (
+        f"#\ncluster.id={owner.cluster_id}\ndirectory.id={uuid_text(owner.directory_id)}\n"
+        f"node.id={owner.node_id}\nversion=1\n"
+    ).encode()
+
+
+def _decode(path: Path) -> Owner:
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    try:
+        values = dict(line.split("=", 1) for line in lines)
+        if values["version"] != "1":
+            raise WrongOwner(f"{path} has version {values['version']}, only 1 is known")
+        return Owner(
+            cluster_id=values["cluster.id"],
+            node_id=int(values["node.id"]),
+            directory_id=parse_uuid(values["directory.id"]),
+        )
+    except (ValueError, KeyError) as error:
+        raise WrongOwner(f"{path} cannot be understood: {error}") from None

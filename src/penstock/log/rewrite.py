@@ -1,0 +1,252 @@
+"""One compaction pass over one log: map the dirty part, then rewrite its old segments through the rules.
+
+Blocking, for a thread of its own. Reads batch by batch, so that memory holds the map, one batch and little else.
+Each group of segments is swapped in by itself: a pass that ends early has done harm to nothing.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from penstock.log.compaction import BatchFilter, CompactionStats, LastRecord
+from penstock.log.config import INT32_MAX, LogConfig
+from penstock.log.keymap import KeyMap
+from penstock.log.leftovers import existing_files
+from penstock.log.log import Log
+from penstock.log.lookup import modified_ms, offset_index
+from penstock.log.names import CLEANED
+from penstock.log.outcomes import Outcome, TransactionOutcomes
+from penstock.log.segment import Segment
+from penstock.log.segment_writer import SegmentWriter
+from penstock.log.walk import read_batch, walk
+from penstock.protocol.compression import BytesLike
+from penstock.protocol.records import BatchHeader, checksum, open_batch, read_header
+from penstock.protocol.scan import scan_records
+
+_logger = logging.getLogger("penstock.log")
+
+#: The event loop needs the interpreter too: rest this long each time so much has been read.
+REST_EVERY_BYTES: Final = 32 << 10
+REST_SECONDS: Final = 0.0001
+
+
+class CleaningCancelled(Exception):
+    """Asked to stop, or the log changed under the pass. What has been swapped in stays; nothing else is left."""
+
+
+class DamagedSegment(Exception):
+    """Bytes in an old segment that are not what was written: rewriting them would hide it."""
+
+
+class DirtyRange(NamedTuple):
+    first_offset: int
+    upper_offset: int  # the base of the first segment that must not be touched
+    stable_offset: int  # every transaction below it has ended
+
+
+class Compaction:
+    """`run` once. `stats` and `unlink` are right even when it raises."""
+
+    def __init__(
+        self,
+        log: Log,
+        dirty: DirtyRange,
+        *,
+        now_ms: int,
+        dedupe_buffer_bytes: int,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        assert dirty.upper_offset <= log.active_segment.base_offset, "the active segment is never touched"
+        assert dirty.upper_offset <= dirty.stable_offset, "nothing unstable is ever touched"
+        self._log = log
+        self._config: LogConfig = log.config
+        self._dirty = dirty
+        self._segments = [segment for segment in log.segments if segment.base_offset < dirty.upper_offset]
+        self._keys = KeyMap(dedupe_buffer_bytes)
+        self._is_cancelled = is_cancelled
+        self._bytes_since_rest = 0
+        self._filter = BatchFilter(
+            keys=self._keys,
+            outcomes=TransactionOutcomes(self._control_batches),
+            last_records=last_records(log),
+            upper_offset=dirty.upper_offset,
+            now_ms=now_ms,
+            delete_retention_ms=self._config.delete_retention_ms,
+            body_bytes_max=self._config.decoded_bytes_max,
+        )
+        #: Files that were replaced, to be removed after `file_delete_delay_ms`.
+        self.unlink: list[Path] = []
+
+    @property
+    def stats(self) -> CompactionStats:
+        return self._filter.stats
+
+    def run(self) -> int:
+        """Returns the first offset that is still dirty."""
+        self._map_keys()
+        end_offset = self._keys.latest_offset + 1
+        mapped = [segment for segment in self._segments if segment.base_offset < end_offset]
+        for group in grouped(mapped, self._config.segment_bytes):
+            self._rewrite(group)
+        return max(end_offset, self._dirty.first_offset)
+
+    # Mapping
+
+    def _map_keys(self) -> None:
+        outcomes = TransactionOutcomes(self._control_batches)
+        for segment in self._segments:
+            assert segment.next_base is not None
+            if segment.next_base <= self._dirty.first_offset:
+                continue
+            for header, batch in self._batches(segment, self._dirty.first_offset):
+                if not self._map_batch(header, batch, outcomes):
+                    return
+            # Compaction leaves gaps, at the end of a segment too.
+            self._keys.cover(segment.next_base - 1)
+
+    def _map_batch(self, header: BatchHeader, batch: bytes, outcomes: TransactionOutcomes) -> bool:
+        """False when the map is full: it then covers the log up to the last key that it took."""
+        if header.is_control:
+            outcomes.passed(header)
+        elif not header.is_transactional or outcomes.outcome(header) is Outcome.COMMITTED:
+            # What an aborted transaction wrote must not outlive, nor end, what others wrote.
+            header, body = open_batch(batch, self._config.decoded_bytes_max)
+            for span in scan_records(header, body):
+                offset = header.base_offset + span.offset_delta
+                dirty = offset >= self._dirty.first_offset and span.key is not None
+                if dirty and not self._keys.put(span.key or b"", offset):
+                    return False
+        self._keys.cover(header.last_offset)
+        return True
+
+    # Rewriting
+
+    def _rewrite(self, group: Sequence[Segment]) -> None:
+        output = _Output(self._log.directory, group[0].base_offset, self._config)
+        try:
+            changed = len(group) > 1
+            for segment in group:
+                for header, batch in self._batches(segment, segment.base_offset):
+                    kept = self._filter.apply(header, batch)
+                    changed = changed or kept is not batch
+                    if kept is not None:
+                        output.append(kept)
+            if changed:
+                self._swap(group, output.finish(modified_ms(group[-1])))
+        finally:
+            output.discard_unused()
+
+    def _swap(self, group: Sequence[Segment], new: Sequence[Segment]) -> None:
+        current = self._log.segments
+        if not all(segment in current for segment in group):
+            raise CleaningCancelled("segments were removed while they were compacted")
+        self.unlink += self._log.replace_segments(group, new)
+
+    # Reading
+
+    def _batches(self, segment: Segment, from_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
+        """Every batch that ends at or after an offset. Raises DamagedSegment."""
+        start = offset_index(segment, self._log.files).position_at_or_below(from_offset - segment.base_offset)
+        file = self._log.files.pin(segment)
+        try:
+            reached = start
+            for position, header in walk(file.fd, start, segment.size):
+                reached = position + header.size
+                if header.last_offset < from_offset:
+                    continue
+                self._rest(header.size)
+                batch = read_batch(file.fd, position, header)
+                if checksum(batch) != header.crc:
+                    raise DamagedSegment(f"{segment.path} fails its checksum at position {position}")
+                yield header, batch
+            if reached != segment.size:
+                raise DamagedSegment(f"{segment.path} holds no batch at position {reached}")
+        finally:
+            self._log.files.unpin(file)
+
+    def _control_batches(self, from_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
+        """From an offset on, up to the last stable offset: beyond the dirty part, too, as markers may be there."""
+        files = self._log.files
+        for segment in list(self._log.segments):
+            if segment.next_base is not None and segment.next_base <= from_offset:
+                continue
+            file = files.pin(segment)
+            try:
+                for position, header in walk(file.fd, 0, segment.size):
+                    self._rest(header.size)
+                    if header.base_offset >= self._dirty.stable_offset:
+                        return
+                    if header.is_control and header.base_offset >= from_offset:
+                        yield header, read_batch(file.fd, position, header)
+            finally:
+                files.unpin(file)
+
+    def _rest(self, size: int) -> None:
+        self._bytes_since_rest += size
+        if self._bytes_since_rest >= REST_EVERY_BYTES:
+            self._bytes_since_rest = 0
+            if self._is_cancelled():
+                raise CleaningCancelled("asked to stop")
+            time.sleep(REST_SECONDS)
+
+
+class _Output:
+    """The segments that take a group's place: one, as a rule, and more where one cannot hold them."""
+
+    def __init__(self, directory: Path, base_offset: int, config: LogConfig) -> None:
+        self._directory = directory
+        self._config = config
+        self._writer: SegmentWriter | None = SegmentWriter(directory, base_offset, config)
+        self._full: list[SegmentWriter] = []
+        self._finished: list[Segment] = []
+
+    def append(self, batch: BytesLike) -> None:
+        header = read_header(batch)
+        assert self._writer is not None
+        if not self._writer.fits(header, len(batch)):
+            self._full.append(self._writer)
+            self._writer = SegmentWriter(self._directory, header.base_offset, self._config)
+        self._writer.append(header, batch)
+
+    def finish(self, modified: int) -> list[Segment]:
+        """Durable; they keep the time at which the newest of the old segments was last written."""
+        assert self._writer is not None
+        self._full.append(self._writer)
+        self._writer = None
+        while self._full:
+            self._finished.append(self._full[0].finish(modified))
+            del self._full[0]
+        return self._finished
+
+    def discard_unused(self) -> None:
+        """Whatever has not been swapped in."""
+        for writer in (*self._full, *((self._writer,) if self._writer else ())):
+            writer.discard()
+        for path in existing_files([segment for segment in self._finished if segment.suffix == CLEANED]):
+            path.unlink()
+
+
+def grouped(segments: Sequence[Segment], segment_bytes: int) -> list[list[Segment]]:
+    """Neighbours that fit one segment together, so that what compaction leaves does not stay in crumbs."""
+    groups: list[list[Segment]] = []
+    group_bytes = 0
+    for segment in segments:
+        assert segment.next_base is not None
+        fits = groups and segment.next_base - 1 - groups[-1][0].base_offset <= INT32_MAX
+        if fits and group_bytes + segment.size <= segment_bytes:
+            groups[-1].append(segment)
+            group_bytes += segment.size
+        else:
+            groups.append([segment])
+            group_bytes = segment.size
+    return groups
+
+
+def last_records(log: Log) -> dict[int, LastRecord]:
+    """A copy, as the event loop goes on learning of producers meanwhile."""
+    return {
+        producer_id: LastRecord(state.batches[-1].last_offset if state.batches else None, state.epoch)
+        for producer_id, state in list(log.producers.states.items())
+    }
