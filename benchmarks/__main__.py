@@ -1,0 +1,150 @@
+"""The driver: python -m benchmarks [--peer kafka] [--quick] [--only NAME] [--out DIR]."""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from benchmarks.brokers import Broker, PenstockBroker
+from benchmarks.crew import WorkerFailed
+from benchmarks.goals import check_goals
+from benchmarks.machine import machine_facts
+from benchmarks.peer_kafka import KafkaBroker, PeerUnavailable, fetch_kafka
+from benchmarks.plot import save_plot
+from benchmarks.raw_client import BrokerError
+from benchmarks.report import figures_of, goals_table, json_document, ratio_rows, results_table
+from benchmarks.run import Result, quick_only, run_scenarios
+from benchmarks.scenarios import SCENARIOS
+from benchmarks.scenarios.scenario import FULL, QUICK, Scenario
+
+_RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> int:
+    options = _parse()
+    console = Console()
+    scenarios = _chosen(options)
+    kinds: list[type[Broker]] = [PenstockBroker]
+    if options.peer:
+        try:
+            console.print(f"Apache Kafka {fetch_kafka()} runs beside Penstock")
+            kinds.append(KafkaBroker)
+        except PeerUnavailable as reason:
+            console.print(f"[yellow]Apache Kafka is left out: {reason}[/]")
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=options.data_dir) as folder:
+        facts = _facts(options, kinds, Path(folder))
+        _run(console, options, scenarios, kinds, Path(folder), results)
+    return _report(console, options, [kind.name for kind in kinds], results, facts)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--peer", choices=["kafka"], help="run Apache Kafka beside Penstock")
+    parser.add_argument("--quick", action="store_true", help="a first look in about a minute")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="scenario name or pattern; repeatable"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=_RESULTS, metavar="DIR", help="folder for the JSON and PNG files"
+    )
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="where the brokers keep their data meanwhile"
+    )
+    parser.add_argument("--list", action="store_true", help="print the scenarios' names")
+    options = parser.parse_args()
+    if options.list:
+        print(*(scenario.name for scenario in SCENARIOS), sep="\n")
+        sys.exit(0)
+    return options
+
+
+def _chosen(options: argparse.Namespace) -> list[Scenario]:
+    if options.only:
+        chosen = [s for s in SCENARIOS if any(fnmatch(s.name, pattern) for pattern in options.only)]
+    else:
+        chosen = quick_only(SCENARIOS) if options.quick else list(SCENARIOS)
+    if not chosen:
+        sys.exit(f"no scenario is called {' or '.join(options.only)}; --list shows their names")
+    return chosen
+
+
+def _run(
+    console: Console,
+    options: argparse.Namespace,
+    scenarios: list[Scenario],
+    kinds: list[type[Broker]],
+    folder: Path,
+    results: list[Result],
+) -> None:
+    began = time.monotonic()
+    pace = QUICK if options.quick else FULL
+    try:
+        for step in run_scenarios(scenarios, kinds, pace, folder, results):
+            console.print(f"[dim]{time.monotonic() - began:6.1f} s[/]  {step.broker:9} {step.what}")
+    except KeyboardInterrupt:
+        console.print("[yellow]interrupted; what was measured so far follows[/]")
+    except (BrokerError, WorkerFailed) as error:
+        # Scenarios keep their own failures, so this one is a broker that does not even warm up.
+        sys.exit(f"cannot measure: {error}")
+
+
+def _facts(options: argparse.Namespace, kinds: list[type[Broker]], folder: Path) -> dict[str, Any]:
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "quick": options.quick,
+        "machine": machine_facts(folder),
+        "brokers": {kind.name: kind(folder / kind.name).settings() for kind in kinds},
+    }
+
+
+def _report(
+    console: Console,
+    options: argparse.Namespace,
+    brokers: list[str],
+    results: list[Result],
+    facts: dict[str, Any],
+) -> int:
+    ours, peer = brokers[0], brokers[1] if len(brokers) > 1 else None
+    figures = figures_of(results, brokers)
+    verdicts = check_goals(figures, ours, peer)
+    console.print(results_table(ratio_rows(results, ours, peer), ours, peer))
+    if verdicts:
+        console.print(goals_table(verdicts))
+    _save(console, options.out, json_document(results, brokers, verdicts, facts), figures, brokers)
+    return _report_failures(console, results)
+
+
+def _save(console: Console, out: Path, document: dict[str, Any], figures: Any, brokers: list[str]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    stem = document["when"].replace(":", "").replace("+0000", "Z")
+    (out / f"{stem}.json").write_text(json.dumps(document, indent=2) + "\n")
+    console.print(f"wrote {out / f'{stem}.json'}")
+    if any(figures[broker].values() for broker in brokers):
+        machine = document["machine"]
+        title = " and ".join(
+            f"{name.capitalize()} {document['brokers'][name]['version']}" for name in brokers
+        )
+        save_plot(
+            figures, brokers, f"{title} on {machine['cores']} cores, {machine['cpu']}", out / f"{stem}.png"
+        )
+        console.print(f"wrote {out / f'{stem}.png'}")
+
+
+def _report_failures(console: Console, results: list[Result]) -> int:
+    failures = [(result.scenario.name, *item) for result in results for item in result.failures.items()]
+    for scenario, broker, reason in failures:
+        console.print(f"[red]{broker} failed {scenario}:[/] {escape(reason)}", highlight=False)
+    return 1 if failures or not results else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

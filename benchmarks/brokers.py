@@ -1,0 +1,137 @@
+"""A broker under measurement: started in its own process, on loopback, with its own data folder."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from benchmarks import procfs
+from benchmarks.raw_client import Address, BrokerError, Connection
+
+HOST = "127.0.0.1"
+_STOP_S = 60.0
+#: Deleted topics of an earlier run must not occupy the page cache of the next one.
+_COMMON_TOPIC_CONFIGS = {"file.delete.delay.ms": "1000"}
+
+
+class Broker(ABC):
+    """One instance of a broker; `start` execs it, leaving the context stops it and removes its data."""
+
+    name: str
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> Address:
+        return HOST, self.port
+
+    @abstractmethod
+    def command(self) -> list[str]: ...
+
+    @abstractmethod
+    def flush_config(self, *, fsync: bool) -> Mapping[str, str]:
+        """The topic setting that makes every acknowledged batch synced, or leaves it to the kernel."""
+
+    @abstractmethod
+    def settings(self) -> Mapping[str, str]:
+        """What a reader of the results needs to know to repeat them."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """What has to be done once before the first start on an empty folder."""
+
+    def topic_configs(self, *, fsync: bool) -> dict[str, str]:
+        return {**_COMMON_TOPIC_CONFIGS, **self.flush_config(fsync=fsync)}
+
+    def start(self) -> None:
+        with (self.folder / "broker.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+            )
+
+    def connect(self, timeout_s: float = 60) -> Connection:
+        """Connect as soon as the broker listens."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return Connection(self.address)
+            except ConnectionRefusedError:
+                self._assert_alive()
+                if time.monotonic() > deadline:
+                    raise BrokerError(f"{self.name} does not listen after {timeout_s:.0f} s") from None
+                time.sleep(0.0005)
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def cpu_seconds(self) -> float:
+        return procfs.cpu_seconds(self._pid)
+
+    def memory_bytes(self) -> tuple[int, int]:
+        return procfs.memory_bytes(self._pid)
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True)
+        self.prepare()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    def _assert_alive(self) -> None:
+        assert self._process is not None, "not started"
+        if self._process.poll() is not None:
+            tail = (self.folder / "broker.log").read_text(errors="replace")[-2000:]
+            raise BrokerError(f"{self.name} ended with code {self._process.returncode}:\n{tail}")
+
+
+class PenstockBroker(Broker):
+    name = "penstock"
+
+    def prepare(self) -> None:
+        """Nothing: the first start makes what it needs."""
+
+    def command(self) -> list[str]:
+        executable = Path(sys.executable).with_name("penstock")
+        data = self.folder / "data"
+        return [str(executable), "serve", "--listen", f"{HOST}:{self.port}", "--data-dir", str(data)]
+
+    def flush_config(self, *, fsync: bool) -> Mapping[str, str]:
+        return {"penstock.flush": "ack" if fsync else "never"}
+
+    def settings(self) -> Mapping[str, str]:
+        from penstock import __version__
+
+        return {"version": __version__, "settings": "defaults"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,48 @@
+"""What is measured: one declaration per figure, which the table, the JSON file and the plot all read."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    name: str
+    label: str
+    higher_is_better: bool
+    decimals: int
+
+    def text(self, value: float | None) -> str:
+        return "-" if value is None else f"{value:,.{self.decimals}f}"
+
+    def is_win(self, ratio: float) -> bool:
+        return ratio >= 1 if self.higher_is_better else ratio <= 1
+
+
+def _more(name: str, label: str, decimals: int = 0) -> Metric:
+    return Metric(name=name, label=label, higher_is_better=True, decimals=decimals)
+
+
+def _less(name: str, label: str, decimals: int = 2) -> Metric:
+    return Metric(name=name, label=label, higher_is_better=False, decimals=decimals)
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        _more("records_per_s", "messages/s in"),
+        _more("consumed_records_per_s", "messages/s out"),
+        _more("mb_per_s", "MB/s in", 1),
+        _more("requests_per_s", "requests/s"),
+        _less("cpu_s_per_gb", "broker CPU-s per GB in+out", 3),
+        _less("cpu_us_per_request", "broker CPU-us per request", 1),
+        _less("produce_p50_ms", "produce p50 ms"),
+        _less("produce_p90_ms", "produce p90 ms"),
+        _less("produce_p99_ms", "produce p99 ms"),
+        _less("produce_p999_ms", "produce p99.9 ms"),
+        _less("produce_max_ms", "produce max ms"),
+        _less("end_to_end_p50_ms", "end-to-end p50 ms"),
+        _less("end_to_end_p99_ms", "end-to-end p99 ms"),
+        _less("start_to_ack_s", "exec to first ack s", 3),
+        _less("idle_rss_mb", "idle RSS MB", 1),
+        _less("idle_pss_mb", "idle PSS MB", 1),
+    )
+}

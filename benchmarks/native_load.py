@@ -1,0 +1,91 @@
+"""The load of a real client: librdkafka producers and consumers, one process each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.crew import Phase, Slot
+from benchmarks.librdkafka import BatchProducer, QueueConsumer
+from benchmarks.outcome import Consumed, Produced, Timeline, int64s
+from benchmarks.raw_client import Address, Connection, Topic, end_offsets
+from penstock.protocol.compression import Codec
+
+_ARRAY_LENGTH = 2000
+#: Enough for several batches per partition; more would only measure the client's queue.
+_QUEUED_RECORDS_MAX = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativePlan:
+    """What one librdkafka producer process sends. `batch_records_max` of 1 makes it unbatched."""
+
+    address: Address
+    topic: str
+    partitions: Sequence[int]
+    pool: list[bytes]
+    codec: Codec
+    batch_bytes_max: int
+    batch_records_max: int = 10_000
+
+    def config(self) -> dict[str, str]:
+        return {
+            **_common_config(self.address),
+            "acks": "all",
+            "compression.codec": self.codec.name.lower(),
+            "batch.size": str(self.batch_bytes_max),
+            "batch.num.messages": str(self.batch_records_max),
+            "queue.buffering.max.messages": str(2 * _QUEUED_RECORDS_MAX),
+            "queue.buffering.max.kbytes": str(2**20),
+        }
+
+
+def _common_config(address: Address) -> dict[str, str]:
+    return {
+        "bootstrap.servers": f"{address[0]}:{address[1]}",
+        "client.id": "bench",
+        "log.connection.close": "false",
+    }
+
+
+def produce_native(slot: Slot, plan: NativePlan) -> Produced:
+    """Keep the client's queue filled, partition after partition."""
+    producer = BatchProducer(plan.config(), plan.topic, plan.pool, _ARRAY_LENGTH)
+    slot.set_ready()
+    slot.wait_for(Phase.RUN)
+    turn = 0
+    while slot.phase < Phase.STOP:
+        if producer.queued() < _QUEUED_RECORDS_MAX:
+            producer.produce(plan.partitions[turn % len(plan.partitions)])
+            turn += 1
+            producer.serve(0)
+        else:
+            producer.serve(1)
+        _publish(slot, producer, plan)
+    while producer.queued():
+        producer.serve(10)
+    _publish(slot, producer, plan)
+    return Produced(producer.acknowledged(), int64s(), Timeline(int64s()))
+
+
+# How the library batches is its own business: only unbatched, records and requests are the same.
+def _publish(slot: Slot, producer: BatchProducer, plan: NativePlan) -> None:
+    records = producer.acknowledged()
+    slot.publish(records if plan.batch_records_max == 1 else 0, records)
+
+
+def consume_native(slot: Slot, topic: Topic, partitions: Sequence[int]) -> Consumed:
+    """Read until the producers are done and the end is reached."""
+    config = {**_common_config(topic.address), "enable.partition.eof": "false"}
+    consumer = QueueConsumer(config, topic.name, partitions)
+    slot.set_ready()
+    end: int | None = None
+    while end is None or consumer.position() < end:
+        consumer.consume(20)
+        slot.publish(0, consumer.position())
+        if end is None and slot.phase >= Phase.DRAIN:
+            end = _end(topic, partitions)
+    return Consumed(consumer.position(), Timeline(int64s()))
+
+
+def _end(topic: Topic, partitions: Sequence[int]) -> int:
+    with Connection(topic.address) as connection:
+        return sum(end_offsets(connection, topic.name, partitions))

@@ -1,0 +1,110 @@
+"""One picture of a run: the two brokers side by side, panel by panel."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.goals import Figures
+
+_COLOURS = {"penstock": "#1b7f79", "kafka": "#b0b7bf"}
+_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+_BAR = 0.38
+
+#: Label, scenario, metric, and a factor that brings the value into the panel's unit.
+Point = tuple[str, str, str, float]
+
+
+def _by_codec(prefix: str, metric: str, factor: float) -> list[Point]:
+    return [(codec, f"{prefix}-{codec}", metric, factor) for codec in _CODECS]
+
+
+_PANELS: tuple[tuple[str, str, list[Point]], ...] = (
+    ("Messages of 100 B, in and out at once", "million/s", _by_codec("raw-100B", "records_per_s", 1e-6)),
+    ("Messages of 1 KB, in and out at once", "thousand/s", _by_codec("raw-1KB", "records_per_s", 1e-3)),
+    (
+        "Broker CPU per GB moved (lower is better)",
+        "CPU-seconds",
+        [*_by_codec("raw-100B", "cpu_s_per_gb", 1), ("1 M/s\noffered", "offered-1M", "cpu_s_per_gb", 1)],
+    ),
+    (
+        "One record per request",
+        "thousand requests/s",
+        [
+            ("raw", "unbatched", "requests_per_s", 1e-3),
+            ("librdkafka", "unbatched-librdkafka", "requests_per_s", 1e-3),
+            ("synced", "fsync-unbatched", "requests_per_s", 1e-3),
+        ],
+    ),
+    (
+        "Broker CPU per request (lower is better)",
+        "microseconds",
+        [
+            ("raw", "unbatched", "cpu_us_per_request", 1),
+            ("librdkafka", "unbatched-librdkafka", "cpu_us_per_request", 1),
+            ("synced", "fsync-unbatched", "cpu_us_per_request", 1),
+        ],
+    ),
+    (
+        "Produce p99 (lower is better)",
+        "ms",
+        [
+            ("2,000/s", "latency-fixed", "produce_p99_ms", 1),
+            ("half load\n1 record", "latency-half-unbatched", "produce_p99_ms", 1),
+            ("half load\n64 KB", "latency-half-batched", "produce_p99_ms", 1),
+            ("200/s\nsynced", "latency-fsync", "produce_p99_ms", 1),
+        ],
+    ),
+    ("Exec to first acknowledged record", "seconds", [("", "start", "start_to_ack_s", 1)]),
+    ("Idle memory (RSS)", "MB", [("", "start", "idle_rss_mb", 1)]),
+)
+
+
+def save_plot(figures: Figures, brokers: Sequence[str], title: str, path: Path) -> None:
+    """Panels without a figure are left out."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = [panel for panel in map(_with_figures(figures), _PANELS) if panel[2]]
+    columns = min(len(panels), 3)
+    lines = -(-len(panels) // columns)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(5 * columns, 3.4 * lines + 0.8), squeeze=False)
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        _draw(axis, panel, figures, brokers)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper right", ncols=len(brokers), frameon=False, fontsize=11)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    figure.tight_layout(rect=(0, 0, 1, 0.97))
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+_Panel = tuple[str, str, list[Point]]
+
+
+def _with_figures(figures: Figures) -> Callable[[_Panel], _Panel]:
+    def measured(point: Point) -> bool:
+        return any(point[2] in scenarios.get(point[1], {}) for scenarios in figures.values())
+
+    return lambda panel: (panel[0], panel[1], [point for point in panel[2] if measured(point)])
+
+
+def _draw(axis: Any, panel: _Panel, figures: Figures, brokers: Sequence[str]) -> None:
+    title, unit, points = panel
+    for index, broker in enumerate(brokers):
+        at = [position + (index - (len(brokers) - 1) / 2) * _BAR for position in range(len(points))]
+        values = [
+            figures[broker].get(scenario, {}).get(metric, 0) * factor
+            for _, scenario, metric, factor in points
+        ]
+        bars = axis.bar(at, values, _BAR, label=broker.capitalize(), color=_COLOURS[broker])
+        axis.bar_label(bars, labels=[f"{value:.3g}" for value in values], padding=2, fontsize=8)
+    axis.set_xticks(range(len(points)), [label for label, *_ in points], fontsize=9)
+    axis.set_title(title, fontsize=10, loc="left")
+    axis.set_ylabel(unit, fontsize=9)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.margins(y=0.15)
+    axis.set_xlim(-0.75, max(len(points) - 0.25, 0.75))

@@ -1,0 +1,113 @@
+"""The results for people (tables) and for programs (one JSON document)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.goals import Figures, Verdict
+from benchmarks.metrics import METRICS, Metric
+from benchmarks.run import Result
+from benchmarks.stats import ratio
+
+
+class Row(NamedTuple):
+    """One metric of one scenario; the ratio is ours divided by the peer's."""
+
+    title: str
+    metric: Metric
+    ours: float | None
+    peer: float | None
+    ratio: float | None
+
+
+def figures_of(results: Iterable[Result], brokers: Sequence[str]) -> Figures:
+    results = list(results)
+    return {broker: {r.scenario.name: r.median(broker) for r in results} for broker in brokers}
+
+
+def ratio_rows(results: Iterable[Result], ours: str, peer: str | None) -> list[Row]:
+    rows = []
+    for result in results:
+        mine, theirs = result.median(ours), result.median(peer) if peer else {}
+        for name in result.scenario.shown:
+            if name in mine or name in theirs:
+                a, b = mine.get(name), theirs.get(name)
+                rows.append(Row(result.scenario.title, METRICS[name], a, b, ratio(a, b)))
+    return rows
+
+
+def results_table(rows: Sequence[Row], ours: str, peer: str | None) -> Table:
+    table = Table(title="Medians over all rounds", title_justify="left", header_style="bold")
+    table.add_column("scenario", style="cyan")
+    table.add_column("metric")
+    table.add_column(ours, justify="right")
+    if peer:
+        table.add_column(peer, justify="right")
+        table.add_column(f"{ours}/{peer}", justify="right")
+    previous = None
+    for row in rows:
+        if previous not in (None, row.title):
+            table.add_section()
+        cells: list[str | Text] = [row.title if row.title != previous else "", row.metric.label]
+        cells.append(row.metric.text(row.ours))
+        if peer:
+            cells += (row.metric.text(row.peer), _ratio_text(row))
+        table.add_row(*cells)
+        previous = row.title
+    return table
+
+
+def _ratio_text(row: Row) -> Text:
+    if row.ratio is None:
+        return Text("-")
+    return Text(f"{row.ratio:.2f}x", style="green" if row.metric.is_win(row.ratio) else "red")
+
+
+def goals_table(verdicts: Sequence[Verdict]) -> Table:
+    table = Table(title="Goals", title_justify="left", header_style="bold")
+    table.add_column("goal")
+    table.add_column("measured", justify="right")
+    table.add_column("")
+    for verdict in verdicts:
+        mark = Text("reached", style="green") if verdict.reached else Text("missed", style="red")
+        table.add_row(verdict.goal.text, _goal_value(verdict), mark)
+    return table
+
+
+def _goal_value(verdict: Verdict) -> str:
+    if verdict.goal.against_peer:
+        return f"{verdict.value:.2f}x"
+    return METRICS[verdict.goal.metric].text(verdict.value)
+
+
+def json_document(
+    results: Sequence[Result], brokers: Sequence[str], verdicts: Sequence[Verdict], facts: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        **facts,
+        "goals": [
+            {"goal": v.goal.text, "value": v.value, "bound": v.goal.bound, "reached": v.reached}
+            for v in verdicts
+        ],
+        "scenarios": [_scenario_document(result, brokers) for result in results],
+    }
+
+
+def _scenario_document(result: Result, brokers: Sequence[str]) -> dict[str, Any]:
+    medians = {broker: result.median(broker) for broker in brokers}
+    document: dict[str, Any] = {
+        "name": result.scenario.name,
+        "title": result.scenario.title,
+        "median": medians,
+        "rounds": result.rounds,
+    }
+    if result.failures:
+        document["failures"] = result.failures
+    if len(brokers) == 2:
+        ours, peer = brokers
+        document["ratio"] = {
+            name: ratio(value, medians[peer].get(name)) for name, value in medians[ours].items()
+        }
+    return document

@@ -1,0 +1,64 @@
+"""After a run: is what the broker kept exactly what it acknowledged?"""
+
+from collections.abc import Callable
+
+from benchmarks.raw_client import BrokerError, Connection, Topic, end_offsets
+from benchmarks.raw_load import SessionReader
+from penstock.protocol.records import checksum, decode_records, read_header
+
+CheckBatch = Callable[[memoryview], None]
+#: Batches of a run of varying batches that are decoded record by record.
+_DECODED_BATCHES = 200
+_DECOMPRESSED_BYTES_MAX = 16 * 2**20
+
+
+def verify_topic(topic: Topic, partitions: int, records: int, check: CheckBatch) -> int:
+    """Read the whole topic again: offsets without gaps, every batch checked, as many records as acknowledged.
+
+    Returns the bytes of all its batches.
+    """
+    with Connection(topic.address) as connection:
+        ends = end_offsets(connection, topic.name, range(partitions))
+        reader = SessionReader(connection, topic.id, range(partitions))
+        while reader.records < sum(ends):
+            if not reader.fetch():
+                raise BrokerError(f"{topic.name} ends after {reader.records} of {sum(ends)} records")
+            for batch in reader.batches:
+                check(batch)
+        if sum(ends) != records:
+            raise BrokerError(f"{topic.name} holds {sum(ends)} records, {records} were acknowledged")
+        return reader.bytes
+
+
+def same_batch(sent: bytes) -> CheckBatch:
+    """Every batch must have the sent one's content: the checksum covers all but offset and epoch."""
+    expected_crc = read_header(sent).crc
+
+    def check(batch: memoryview) -> None:
+        if (
+            len(batch) != len(sent)
+            or checksum(batch) != expected_crc
+            or read_header(batch).crc != expected_crc
+        ):
+            raise BrokerError("a stored batch is not the one that was sent")
+
+    return check
+
+
+def values_from(pool: list[bytes]) -> CheckBatch:
+    """Every batch must match its own checksum; the first few are decoded and their values looked up."""
+    known = frozenset(pool)
+    left = _DECODED_BATCHES
+
+    def check(batch: memoryview) -> None:
+        nonlocal left
+        if checksum(batch) != read_header(batch).crc:
+            raise BrokerError("a stored batch does not match its checksum")
+        if left:
+            left -= 1
+            if not known.issuperset(
+                record.value for record in decode_records(batch, _DECOMPRESSED_BYTES_MAX)
+            ):
+                raise BrokerError("a stored record has a value that was never sent")
+
+    return check

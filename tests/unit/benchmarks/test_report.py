@@ -1,0 +1,95 @@
+"""Ratios, goals and costs as they are printed."""
+
+import json
+
+from benchmarks.crew import Counters
+from benchmarks.goals import check_goals
+from benchmarks.measure import Window, end_to_end, throughput_metrics
+from benchmarks.metrics import METRICS
+from benchmarks.outcome import Timeline, int64s
+from benchmarks.report import figures_of, json_document, ratio_rows, results_table
+from benchmarks.run import Result
+from benchmarks.scenarios import SCENARIOS
+from benchmarks.scenarios.scenario import Scenario
+
+
+def result(name: str, shown: tuple[str, ...], **rounds: list[dict[str, float]]) -> Result:
+    scenario = Scenario(name=name, title=f"title of {name}", measure=lambda _: {}, shown=shown)
+    return Result(scenario=scenario, rounds=rounds)
+
+
+def test_rows_divide_our_median_by_the_peers() -> None:
+    measured = result(
+        "unbatched",
+        ("requests_per_s", "cpu_us_per_request"),
+        penstock=[{"requests_per_s": 10.0}, {"requests_per_s": 30.0}],
+        kafka=[{"requests_per_s": 40.0, "cpu_us_per_request": 8.0}],
+    )
+    requests, cpu = ratio_rows([measured], "penstock", "kafka")
+    assert (requests.ours, requests.peer, requests.ratio) == (20.0, 40.0, 0.5)
+    assert not requests.metric.is_win(0.5)
+    assert requests.metric.is_win(1.0)
+    assert (cpu.ours, cpu.peer, cpu.ratio) == (None, 8.0, None)
+    assert cpu.metric.is_win(0.9)
+
+
+def test_the_table_names_each_scenario_once() -> None:
+    measured = result(
+        "start", ("start_to_ack_s", "idle_rss_mb"), penstock=[{"start_to_ack_s": 0.1, "idle_rss_mb": 40}]
+    )
+    table = results_table(ratio_rows([measured], "penstock", None), "penstock", None)
+    assert [list(column.cells) for column in table.columns] == [
+        ["title of start", ""],
+        ["exec to first ack s", "idle RSS MB"],
+        ["0.100", "40.0"],
+    ]
+
+
+def test_goals_against_the_peer_need_the_peer() -> None:
+    figures = {
+        "penstock": {"unbatched": {"cpu_us_per_request": 12.0}, "start": {"start_to_ack_s": 0.25}},
+        "kafka": {"unbatched": {"cpu_us_per_request": 24.0}},
+    }
+    alone = check_goals(figures, "penstock", None)
+    assert [(v.goal.metric, v.reached) for v in alone] == [("start_to_ack_s", False)]
+    beside = check_goals(figures, "penstock", "kafka")
+    assert [(v.goal.metric, v.value, v.reached) for v in beside] == [
+        ("start_to_ack_s", 0.25, False),
+        ("cpu_us_per_request", 0.5, True),
+    ]
+
+
+def test_the_document_holds_every_round_and_the_ratios() -> None:
+    measured = result(
+        "start", ("idle_rss_mb",), penstock=[{"idle_rss_mb": 50.0}], kafka=[{"idle_rss_mb": 1000.0}]
+    )
+    document = json.loads(
+        json.dumps(json_document([measured], ["penstock", "kafka"], [], {"machine": {"cores": 2}}))
+    )
+    (scenario,) = document["scenarios"]
+    assert document["machine"] == {"cores": 2}
+    assert scenario["ratio"] == {"idle_rss_mb": 0.05}
+    assert scenario["rounds"]["kafka"] == [{"idle_rss_mb": 1000.0}]
+    assert figures_of([measured], ["kafka"]) == {"kafka": {"start": {"idle_rss_mb": 1000.0}}}
+
+
+def test_cost_counts_bytes_in_and_out_and_requests_of_both_kinds() -> None:
+    window = Window(wall_s=2.0, cpu_s=1.0, produced=Counters(1000, 500_000), consumed=Counters(250, 500_000))
+    batched = throughput_metrics(window, 1000.0, batched=True)
+    assert batched["mb_per_s"] == 250.0
+    assert batched["cpu_s_per_gb"] == 1.0
+    assert "cpu_us_per_request" not in batched
+    assert throughput_metrics(window, 1000.0, batched=False)["cpu_us_per_request"] == 800.0
+
+
+def test_end_to_end_joins_what_was_due_with_what_arrived() -> None:
+    due = Timeline(int64s())
+    due.events.extend((0, 10, 1_000, 1, 10, 2_000))
+    arrived = [((1, 10), 2_500), ((0, 10), 1_700), ((0, 11), 9_999)]
+    assert sorted(end_to_end(due.by_offset(), arrived)) == [500, 700]
+
+
+def test_scenario_names_are_unique_and_show_known_metrics() -> None:
+    names = [scenario.name for scenario in SCENARIOS]
+    assert len(names) == len(set(names))
+    assert {name for scenario in SCENARIOS for name in scenario.shown} <= METRICS.keys()
