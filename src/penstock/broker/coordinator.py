@@ -16,13 +16,13 @@ from penstock.cluster.delta import ImageDelta
 from penstock.cluster.image import ClusterImage
 from penstock.groups.hashing import partition_of
 from penstock.groups.settings import GroupSettings
-from penstock.groups.shard import GroupShard
-from penstock.groups.work import Work
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
     from penstock.broker.settings import Settings
+    from penstock.groups.shard import GroupShard
+    from penstock.groups.work import Work
 
 logger = logging.getLogger("penstock.groups")
 
@@ -37,9 +37,9 @@ class GroupCoordinator:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        settings = group_settings(node.settings)
+        self._settings = group_settings(node.settings)
         self._runtime: CoordinatorRuntime[GroupShard] = CoordinatorRuntime(
-            new_shard=lambda: GroupShard(settings),
+            new_shard=self._new_shard,
             find_partition=lambda index: node.partitions.get(OFFSETS_TOPIC, index),
             now_ms=node.now_ms,
             in_thread=node.in_thread,
@@ -89,6 +89,12 @@ class GroupCoordinator:
     @staticmethod
     def new_member_id(prefix: str) -> str:
         return f"{prefix}-{uuid4()}"
+
+    def _new_shard(self) -> GroupShard:
+        # The rules and their schemas are loaded with the first shard, not with the node.
+        from penstock.groups.shard import GroupShard
+
+        return GroupShard(self._settings)
 
     async def _forget_topics(self, topics: tuple[str, ...]) -> None:
         now_ms = self._node.now_ms()

@@ -1,0 +1,46 @@
+"""What the group handlers share: times as numbers, topics by name or id, one answer for a failed shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID
+
+from penstock.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.context import RequestContext
+
+NO_THROTTLE: Final = timedelta(0)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+Item = TypeVar("Item")
+
+
+def milliseconds(time: timedelta) -> int:
+    return time // _MILLISECOND
+
+
+def client_host(ctx: RequestContext) -> str:
+    """As Kafka prints an address without a name."""
+    return f"/{ctx.client_host}"
+
+
+def named_topic(ctx: RequestContext, topic: Any) -> tuple[str | None, ErrorCode]:
+    """The name of a topic in a request (by id in newer versions), or what is wrong with it."""
+    topic_id: UUID | None = getattr(topic, "topic_id", None)
+    if topic_id is not None:
+        found = ctx.node.image.topics_by_id.get(topic_id)
+        return (None, ErrorCode.unknown_topic_id) if found is None else (found.name, ErrorCode.none)
+    name = getattr(topic, "name", None)
+    if name is None:
+        return None, ErrorCode.unknown_topic_id
+    return name, ErrorCode.none
+
+
+def by_topic(items: Iterable[tuple[str, Item]]) -> list[tuple[str, list[Item]]]:
+    """Items of one topic, which follow each other, put together."""
+    return [(topic, [item for _, item in group]) for topic, group in groupby(items, key=itemgetter(0))]

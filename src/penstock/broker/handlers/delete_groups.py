@@ -1,0 +1,36 @@
+"""DeleteGroups (key 42), v0-2. Only a group without members goes, and its offsets with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kio.schema.delete_groups.v2.response import DeletableGroupResult, DeleteGroupsResponse
+
+from penstock.broker.context import RequestContext
+from penstock.broker.group_requests import NO_THROTTLE
+from penstock.protocol.errors import ApiError, ErrorCode
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    group_ids = tuple(dict.fromkeys(request.groups_names))
+    errors = await asyncio.gather(*(_delete(ctx, group_id) for group_id in group_ids))
+    return DeleteGroupsResponse(
+        throttle_time=NO_THROTTLE,
+        results=tuple(
+            DeletableGroupResult(group_id=group_id, error_code=error)
+            for group_id, error in zip(group_ids, errors, strict=True)
+        ),
+    )
+
+
+async def _delete(ctx: RequestContext, group_id: str) -> ErrorCode:
+    groups = ctx.node.groups
+    try:
+        results: dict[str, ErrorCode] = await groups.write(
+            group_id,
+            lambda shard, token: shard.delete_groups((group_id,), token, now_ms=groups.now_ms()),
+        )
+    except ApiError as error:
+        return error.code
+    return results[group_id]

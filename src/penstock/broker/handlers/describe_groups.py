@@ -1,0 +1,75 @@
+"""DescribeGroups (key 15), v0-6. A group that does not exist is Dead; from v6 on it is also an error."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from kio.schema.describe_groups.v6.response import (
+    DescribedGroup,
+    DescribedGroupMember,
+    DescribeGroupsResponse,
+)
+
+from penstock.broker.context import RequestContext
+from penstock.broker.group_requests import NO_THROTTLE
+from penstock.groups.messages import DescribedGroup as Description
+from penstock.protocol.errors import ApiError, ErrorCode
+
+_NOT_FOUND_FROM: Final = 6
+_DEAD: Final = "Dead"
+#: Read, delete, describe, describe and alter settings: all that one can do with a group.
+_ALL_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+_OPERATIONS_NOT_ASKED: Final = -(1 << 31)
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    operations = _ALL_OPERATIONS if request.include_authorized_operations else _OPERATIONS_NOT_ASKED
+    groups = await asyncio.gather(*(_describe(ctx, group_id, operations) for group_id in request.groups))
+    return DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
+
+
+async def _describe(ctx: RequestContext, group_id: str, operations: int) -> Any:
+    try:
+        found = await ctx.node.groups.read(group_id, lambda shard: shard.describe(group_id))
+    except ApiError as error:
+        return _nothing(group_id, "", error.code, error.message)
+    if found is None and ctx.version >= _NOT_FOUND_FROM:
+        return _nothing(group_id, _DEAD, ErrorCode.group_id_not_found, f"Group {group_id} not found.")
+    if found is None:
+        return _nothing(group_id, _DEAD, ErrorCode.none, None)
+    return _description(found, operations)
+
+
+def _nothing(group_id: str, state: str, error: ErrorCode, message: str | None) -> Any:
+    return DescribedGroup(
+        error_code=error,
+        error_message=message,
+        group_id=group_id,
+        group_state=state,
+        protocol_type="",
+        protocol_data="",
+        members=(),
+    )
+
+
+def _description(group: Description, operations: int) -> Any:
+    return DescribedGroup(
+        error_code=ErrorCode.none,
+        group_id=group.group_id,
+        group_state=group.state,
+        protocol_type=group.protocol_type,
+        protocol_data=group.protocol,
+        members=tuple(
+            DescribedGroupMember(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata,
+                member_assignment=member.assignment,
+            )
+            for member in group.members
+        ),
+        authorized_operations=operations,
+    )

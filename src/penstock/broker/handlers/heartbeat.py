@@ -1,0 +1,37 @@
+"""Heartbeat (key 12), v0-4. While the group is loading every member is believed to be well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kio.schema.heartbeat.v4.response import HeartbeatResponse
+
+from penstock.broker.context import RequestContext
+from penstock.broker.group_requests import NO_THROTTLE
+from penstock.groups.messages import HeartbeatRequest
+from penstock.protocol.errors import ApiError, ErrorCode
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    return HeartbeatResponse(throttle_time=NO_THROTTLE, error_code=await _beat(ctx, request))
+
+
+async def _beat(ctx: RequestContext, request: Any) -> ErrorCode:
+    groups = ctx.node.groups
+    if not request.group_id:
+        return ErrorCode.invalid_group_id
+    beat = HeartbeatRequest(
+        group_id=request.group_id,
+        generation=request.generation_id,
+        member_id=request.member_id,
+        instance_id=request.group_instance_id,
+    )
+    try:
+        reply = await groups.write(
+            beat.group_id, lambda shard, token: shard.heartbeat(beat, token, now_ms=groups.now_ms())
+        )
+    except ApiError as error:
+        is_loading = error.code is ErrorCode.coordinator_load_in_progress
+        return ErrorCode.none if is_loading else error.code
+    error_code: ErrorCode = reply.error
+    return error_code

@@ -1,0 +1,57 @@
+"""LeaveGroup (key 13), v0-5. One member before v3, whose error is the reply's; many from then on.
+
+A static member may be removed by its instance id alone, with an empty member id.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kio.schema.leave_group.v5.response import LeaveGroupResponse, MemberResponse
+
+from penstock.broker.context import RequestContext
+from penstock.broker.group_requests import NO_THROTTLE
+from penstock.groups.messages import LeaveReply, LeaveRequest, LeavingMember
+from penstock.protocol.errors import ApiError, ErrorCode
+
+_MANY_MEMBERS_FROM: Final = 3
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    reply = await _leave(ctx, request)
+    error = reply.error
+    if ctx.version < _MANY_MEMBERS_FROM and reply.members:
+        ((_, error),) = reply.members
+    return LeaveGroupResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=error,
+        members=tuple(
+            MemberResponse(
+                member_id=member.member_id, group_instance_id=member.instance_id, error_code=member_error
+            )
+            for member, member_error in reply.members
+        ),
+    )
+
+
+async def _leave(ctx: RequestContext, request: Any) -> LeaveReply:
+    groups = ctx.node.groups
+    if not request.group_id:
+        return LeaveReply(error=ErrorCode.invalid_group_id)
+    leaving = LeaveRequest(group_id=request.group_id, members=_members(ctx, request))
+    try:
+        reply: LeaveReply = await groups.write(
+            leaving.group_id, lambda shard, token: shard.leave(leaving, token, now_ms=groups.now_ms())
+        )
+    except ApiError as error:
+        return LeaveReply(error=error.code)
+    return reply
+
+
+def _members(ctx: RequestContext, request: Any) -> tuple[LeavingMember, ...]:
+    if ctx.version < _MANY_MEMBERS_FROM:
+        return (LeavingMember(member_id=request.member_id),)
+    return tuple(
+        LeavingMember(member_id=member.member_id, instance_id=member.group_instance_id)
+        for member in request.members
+    )

@@ -1,0 +1,156 @@
+"""OffsetFetch (key 9), v1-10. One group before v8, many from then on; topics by name, from v10 on by id.
+
+Null topics ask for all that the group has committed. Where nothing was committed the offset is -1. There are no
+open transactions here, so `require_stable` has nothing to wait for beyond what every reply waits for: that all
+it reveals is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from kio.schema.offset_fetch.v7 import response as single
+from kio.schema.offset_fetch.v9 import response as by_name
+from kio.schema.offset_fetch.v10 import response as by_id
+
+from penstock.broker.context import RequestContext
+from penstock.broker.group_requests import NO_THROTTLE, by_topic, named_topic
+from penstock.groups.messages import FetchedOffset
+from penstock.protocol.errors import ApiError, ErrorCode
+
+_TOP_LEVEL_ERROR_FROM: Final = 2
+_MANY_GROUPS_FROM: Final = 8
+_TOPIC_IDS_FROM: Final = 10
+
+
+class _Partition(NamedTuple):
+    number: int
+    fetched: FetchedOffset | None = None
+    error: ErrorCode = ErrorCode.none
+
+
+class _Topic(NamedTuple):
+    key: Any  # its name, or its id
+    partitions: list[_Partition]
+
+
+class _Group(NamedTuple):
+    group_id: str
+    topics: list[_Topic]
+    error: ErrorCode = ErrorCode.none
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    if ctx.version < _MANY_GROUPS_FROM:
+        return _single_response(ctx, await _fetch(ctx, request))
+    groups = await asyncio.gather(*(_fetch(ctx, group) for group in request.groups))
+    schema = by_id if ctx.version >= _TOPIC_IDS_FROM else by_name
+    return schema.OffsetFetchResponse(
+        throttle_time=NO_THROTTLE, groups=tuple(_group_response(ctx, schema, group) for group in groups)
+    )
+
+
+async def _fetch(ctx: RequestContext, wanted: Any) -> _Group:
+    """`wanted` has a group id and topics: a group of the request, or an older request itself."""
+    try:
+        if wanted.topics is None:
+            return await _fetch_all(ctx, wanted.group_id)
+        return await _fetch_some(ctx, wanted)
+    except ApiError as error:
+        # Consumers before 3.9 do not know what to do with "not available", but look again for "not here".
+        unavailable = error.code is ErrorCode.coordinator_not_available
+        code = ErrorCode.not_coordinator if unavailable else error.code
+        return _Group(wanted.group_id, _failed_topics(ctx, wanted, code), code)
+
+
+async def _fetch_all(ctx: RequestContext, group_id: str) -> _Group:
+    offsets = await ctx.node.groups.read(group_id, lambda shard: shard.fetch(group_id, None))
+    return _Group(group_id, list(_known_topics(ctx, offsets)))
+
+
+def _known_topics(ctx: RequestContext, offsets: tuple[FetchedOffset, ...]) -> Iterator[_Topic]:
+    for name, fetched in by_topic((each.topic, each) for each in offsets):
+        partitions = [_Partition(each.partition, each) for each in fetched]
+        topic = ctx.node.image.topics.get(name)
+        if ctx.version < _TOPIC_IDS_FROM:
+            yield _Topic(name, partitions)
+        elif topic is not None:
+            yield _Topic(topic.id, partitions)
+
+
+async def _fetch_some(ctx: RequestContext, wanted: Any) -> _Group:
+    names = [named_topic(ctx, topic) for topic in wanted.topics]
+    places = [
+        (name, index)
+        for topic, (name, _) in zip(wanted.topics, names, strict=True)
+        for index in topic.partition_indexes
+        if name is not None
+    ]
+    offsets = await ctx.node.groups.read(wanted.group_id, lambda shard: shard.fetch(wanted.group_id, places))
+    found = {(each.topic, each.partition): each for each in offsets}
+    topics = []
+    for topic, (name, error) in zip(wanted.topics, names, strict=True):
+        partitions = [
+            _Partition(index, None if name is None else found[name, index], error)
+            for index in topic.partition_indexes
+        ]
+        topics.append(_Topic(_key(topic), partitions))
+    return _Group(wanted.group_id, topics)
+
+
+def _failed_topics(ctx: RequestContext, wanted: Any, error: ErrorCode) -> list[_Topic]:
+    """Only the oldest version has no other place for the error than every partition."""
+    if ctx.version >= _TOP_LEVEL_ERROR_FROM or wanted.topics is None:
+        return []
+    return [
+        _Topic(_key(topic), [_Partition(index, error=error) for index in topic.partition_indexes])
+        for topic in wanted.topics
+    ]
+
+
+def _key(topic: Any) -> Any:
+    return topic.name if hasattr(topic, "name") else topic.topic_id
+
+
+def _partition_fields(partition: _Partition) -> dict[str, Any]:
+    committed = None if partition.fetched is None else partition.fetched.committed
+    return {
+        "partition_index": partition.number,
+        "committed_offset": -1 if committed is None else committed.offset,
+        "committed_leader_epoch": -1 if committed is None else committed.leader_epoch,
+        "metadata": "" if committed is None else committed.metadata,
+        "error_code": partition.error,
+    }
+
+
+def _single_response(ctx: RequestContext, group: _Group) -> Any:
+    return single.OffsetFetchResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=group.error,
+        topics=tuple(
+            single.OffsetFetchResponseTopic(
+                name=topic.key,
+                partitions=tuple(
+                    single.OffsetFetchResponsePartition(**_partition_fields(each))
+                    for each in topic.partitions
+                ),
+            )
+            for topic in group.topics
+        ),
+    )
+
+
+def _group_response(ctx: RequestContext, schema: Any, group: _Group) -> Any:
+    key = "topic_id" if ctx.version >= _TOPIC_IDS_FROM else "name"
+    topics = tuple(
+        schema.OffsetFetchResponseTopics(
+            **{key: topic.key},
+            partitions=tuple(
+                schema.OffsetFetchResponsePartitions(**_partition_fields(each)) for each in topic.partitions
+            ),
+        )
+        for topic in group.topics
+    )
+    return schema.OffsetFetchResponseGroup(group_id=group.group_id, topics=topics, error_code=group.error)
