@@ -72,3 +72,11 @@ def _flush_policy(value: Mapping[str, Any]) -> tuple[FlushPolicy, int]:
     if policy == "never" and flush_ms < _LONG_MAX:
         return "interval", flush_ms
     return policy, min(interval_ms, flush_ms)
+
+
+def node_integer(layers: tuple[Layer, ...], name: str) -> int:
+    """The value that a setting of the node has now; an operator may have changed it since the start."""
+    text = next(layer.values[name] for layer in layers if name in layer.values)
+    value = NODE_SETTINGS[name].parse(text)
+    assert isinstance(value, int), (name, value)
+    return value

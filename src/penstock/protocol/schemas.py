@@ -17,7 +17,8 @@ from penstock.protocol.upgrade import upgrader
 
 #: Older versions of these say what the newest cannot (topic names, one group or member beside many): their
 #: handlers read each version as it is.
-_READ_AS_SENT = frozenset({8, 9, 10, 13})  # OffsetCommit, OffsetFetch, FindCoordinator, LeaveGroup
+#: OffsetCommit, OffsetFetch, FindCoordinator, LeaveGroup, DeleteTopics.
+_READ_AS_SENT = frozenset({8, 9, 10, 13, 20})
 
 
 def newest_version(api_key: int) -> int:
@@ -40,8 +41,8 @@ def request_decoder(api_key: int, version: int) -> Callable[[memoryview, int], A
     def decode(frame: memoryview, position: int) -> Any:
         check(frame, position, len(frame))
         try:
-            request, _ = read(frame, position)
-        except SerialError as error:
+            request, _ = read(frame.toreadonly(), position)
+        except (SerialError, ValueError, OverflowError) as error:
             raise MalformedFrame(f"{schema.__name__} v{version}: {error}") from None
         return upgrade(request)
 

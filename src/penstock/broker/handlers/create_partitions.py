@@ -1,0 +1,54 @@
+"""CreatePartitions (key 37), v0-3. The new total of each topic; where they go may be given by hand."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from typing import Any
+
+from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
+
+from penstock.broker.context import RequestContext
+from penstock.cluster.controller.create_partitions import (
+    MorePartitions,
+    PartitionsResult,
+    create_partitions,
+)
+from penstock.protocol.errors import ApiError
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    topics = [_more_partitions(topic) for topic in request.topics]
+    partitions_max = ctx.node.settings.integer("penstock.create.topics.partitions.max")
+    try:
+        results = await ctx.node.metadata.propose(
+            lambda image: create_partitions(
+                image,
+                topics,
+                partitions_max=partitions_max,
+                draw=random.randrange,
+                validate_only=request.validate_only,
+            )
+        )
+    except ApiError as error:
+        results = tuple(
+            PartitionsResult(name=topic.name, error=error.code, message=error.message) for topic in topics
+        )
+    return CreatePartitionsResponse(
+        throttle_time=timedelta(0),
+        results=tuple(
+            CreatePartitionsTopicResult(
+                name=result.name, error_code=result.error, error_message=result.message
+            )
+            for result in results
+        ),
+    )
+
+
+def _more_partitions(topic: Any) -> MorePartitions:
+    given = topic.assignments
+    return MorePartitions(
+        name=topic.name,
+        count=topic.count,
+        assignments=None if given is None else tuple(assignment.broker_ids for assignment in given),
+    )

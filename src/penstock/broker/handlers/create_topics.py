@@ -1,0 +1,63 @@
+"""CreateTopics (key 19), v2-7. Each topic is answered on its own, after it can be written to.
+
+From v5 on the answer carries the topic's settings with their sources, and from v7 its id. The timeout is not
+needed: the answer waits only for this node's disk.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from kio.schema.create_topics.v7.response import (
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsResponse,
+)
+
+from penstock.broker.context import RequestContext
+from penstock.broker.topic_creation import create_topics_in_cluster
+from penstock.cluster.controller.create_topics import NewTopic, TopicResult
+from penstock.protocol.errors import ApiError
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    topics = [_new_topic(topic) for topic in request.topics]
+    try:
+        results = await create_topics_in_cluster(ctx.node, topics, validate_only=request.validate_only)
+    except ApiError as error:
+        results = tuple(TopicResult(name=t.name, error=error.code, message=error.message) for t in topics)
+    return CreateTopicsResponse(
+        throttle_time=timedelta(0), topics=tuple(_result(result) for result in results)
+    )
+
+
+def _new_topic(topic: Any) -> NewTopic:
+    return NewTopic(
+        name=topic.name,
+        partitions=topic.num_partitions,
+        replication_factor=topic.replication_factor,
+        assignments=tuple((a.partition_index, a.broker_ids) for a in topic.assignments),
+        configs=tuple((config.name, config.value) for config in topic.configs),
+    )
+
+
+def _result(result: TopicResult) -> Any:
+    return CreatableTopicResult(
+        name=result.name,
+        topic_id=result.topic_id,
+        error_code=result.error,
+        error_message=result.message,
+        num_partitions=result.partitions,
+        replication_factor=result.replication_factor,
+        configs=tuple(
+            CreatableTopicConfigs(
+                name=name,
+                value=effective.text,
+                read_only=False,
+                config_source=effective.source,
+                is_sensitive=False,
+            )
+            for name, effective in sorted(result.settings.items())
+        ),
+    )

@@ -1,0 +1,85 @@
+"""DeleteRecords (key 21), v0-2. Moves the start of a partition forward, and answers once that is durable.
+
+Offset -1 stands for the high watermark. Topics that are only compacted refuse it, and so do internal ones. The
+files go with the next round of retention.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+from kio.schema.delete_records.v2.response import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+
+from penstock.broker.context import RequestContext
+from penstock.cluster.names import is_internal
+from penstock.protocol.errors import ApiError, ErrorCode
+
+_HIGH_WATERMARK: Final = -1
+_NO_LOW_WATERMARK: Final = -1
+
+
+class _Result(NamedTuple):
+    index: int
+    error: ErrorCode
+    low_watermark: int = _NO_LOW_WATERMARK
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    results = {
+        topic.name: [_delete(ctx, topic.name, part) for part in topic.partitions] for topic in request.topics
+    }
+    if any(result.error is ErrorCode.none for parts in results.values() for result in parts):
+        error = await _make_durable(ctx)
+        if error is not ErrorCode.none:
+            results = {topic: [_failed(part, error) for part in parts] for topic, parts in results.items()}
+    return DeleteRecordsResponse(
+        throttle_time=timedelta(0),
+        topics=tuple(
+            DeleteRecordsTopicResult(
+                name=topic,
+                partitions=tuple(
+                    DeleteRecordsPartitionResult(
+                        partition_index=part.index, low_watermark=part.low_watermark, error_code=part.error
+                    )
+                    for part in parts
+                ),
+            )
+            for topic, parts in results.items()
+        ),
+    )
+
+
+def _delete(ctx: RequestContext, topic: str, part: Any) -> _Result:
+    index = part.partition_index
+    try:
+        partition = ctx.node.partitions.find(topic, index)
+        if is_internal(topic):
+            raise ApiError(
+                ErrorCode.invalid_topic_exception, f"Cannot delete records of internal topic {topic}"
+            )
+        if not partition.log.config.cleanup_delete:
+            raise ApiError(ErrorCode.policy_violation, "The topic's cleanup.policy does not delete records")
+        before = partition.high_watermark if part.offset == _HIGH_WATERMARK else part.offset
+        if not 0 <= before <= partition.high_watermark:
+            raise ApiError(ErrorCode.offset_out_of_range)
+        partition.log.delete_records_before(before)
+    except ApiError as error:
+        return _Result(index, error.code)
+    return _Result(index, ErrorCode.none, partition.log.start_offset)
+
+
+async def _make_durable(ctx: RequestContext) -> ErrorCode:
+    try:
+        await ctx.node.in_thread(ctx.node.store.checkpoint)
+    except OSError:
+        return ErrorCode.kafka_storage_error
+    return ErrorCode.none
+
+
+def _failed(part: _Result, error: ErrorCode) -> _Result:
+    return part if part.error is not ErrorCode.none else _Result(part.index, error)

@@ -1,0 +1,133 @@
+"""DescribeConfigs (key 32), v1-4. Every setting of a topic or a broker, defaults included, and where it is from.
+
+A broker named "" gives what was set for all brokers at run time. Loggers have nothing to show; groups and client
+metrics have no settings here and are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from kio.schema.describe_configs.v4.response import (
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+
+from penstock.broker.context import RequestContext
+from penstock.broker.settings_table import NODE_SETTINGS
+from penstock.broker.topic_settings import node_layers
+from penstock.cluster.effective import ConfigSource, Effective, Synonym, effective_topic_settings
+from penstock.cluster.names import topic_name_flaw
+from penstock.cluster.state import ResourceType
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.settings import SettingType
+
+
+def handle(ctx: RequestContext, request: Any) -> Any:
+    return DescribeConfigsResponse(
+        throttle_time=timedelta(0),
+        results=tuple(_describe(ctx, request, resource) for resource in request.resources),
+    )
+
+
+def _describe(ctx: RequestContext, request: Any, resource: Any) -> Any:
+    error: ApiError | None = None
+    configs: tuple[Any, ...] = ()
+    try:
+        configs = tuple(
+            _entry(effective, read_only, request)
+            for effective, read_only in _settings(ctx, resource.resource_type, resource.resource_name)
+            # An empty list of names asks for all, as null does.
+            if not resource.configuration_keys or effective.setting.name in resource.configuration_keys
+        )
+    except ApiError as refusal:
+        error = refusal
+    return DescribeConfigsResult(
+        error_code=error.code if error else ErrorCode.none,
+        error_message=error.message if error else None,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+        configs=configs,
+    )
+
+
+def _settings(ctx: RequestContext, resource_type: int, name: str) -> Iterable[tuple[Effective, bool]]:
+    """Each setting with whether it is read-only."""
+    match resource_type:
+        case ResourceType.TOPIC:
+            return [(effective, False) for effective in _topic_settings(ctx, name).values()]
+        case ResourceType.BROKER if not name:
+            return [(effective, False) for effective in _cluster_wide(ctx)]
+        case ResourceType.BROKER:
+            _refuse_other_broker(ctx, name)
+            return [(effective, effective.setting.read_only) for effective in _broker_settings(ctx)]
+        case ResourceType.BROKER_LOGGER:
+            _refuse_other_broker(ctx, name)
+            return []
+        case _:
+            raise ApiError(ErrorCode.invalid_request, f"Unsupported resource type: {resource_type}")
+
+
+def _topic_settings(ctx: RequestContext, topic: str) -> dict[str, Effective]:
+    if (flaw := topic_name_flaw(topic)) is not None:
+        raise ApiError(ErrorCode.invalid_topic_exception, flaw)
+    image = ctx.node.image
+    if topic not in image.topics:
+        raise ApiError(ErrorCode.unknown_topic_or_partition, f"The topic '{topic}' does not exist.")
+    return effective_topic_settings(
+        image.config(ResourceType.TOPIC, topic), node_layers(ctx.node.settings, image)
+    )
+
+
+def _broker_settings(ctx: RequestContext) -> list[Effective]:
+    layers = node_layers(ctx.node.settings, ctx.node.image)
+    found = []
+    for name, setting in NODE_SETTINGS.items():
+        synonyms = tuple(
+            Synonym(name, layer.values[name], layer.source) for layer in layers if name in layer.values
+        )
+        source = synonyms[0].source if synonyms else ConfigSource.DEFAULT
+        value = setting.parse(synonyms[0].text or "") if synonyms else None
+        found.append(Effective(setting, value, source, synonyms))
+    return found
+
+
+def _cluster_wide(ctx: RequestContext) -> list[Effective]:
+    source = ConfigSource.DYNAMIC_DEFAULT_BROKER
+    return [
+        Effective(
+            NODE_SETTINGS[name], NODE_SETTINGS[name].parse(text), source, (Synonym(name, text, source),)
+        )
+        for name, text in ctx.node.image.config(ResourceType.BROKER, "").items()
+    ]
+
+
+def _refuse_other_broker(ctx: RequestContext, name: str) -> None:
+    if name != str(ctx.node.node_id):
+        raise ApiError(
+            ErrorCode.invalid_request,
+            f"Unexpected broker id, expected {ctx.node.node_id} or empty string, but received {name}",
+        )
+
+
+def _entry(effective: Effective, read_only: bool, request: Any) -> Any:
+    is_sensitive = effective.setting.type is SettingType.PASSWORD
+    return DescribeConfigsResourceResult(
+        name=effective.setting.name,
+        value=None if is_sensitive else effective.text,
+        read_only=read_only,
+        config_source=effective.source,
+        is_sensitive=is_sensitive,
+        synonyms=tuple(
+            DescribeConfigsSynonym(name=name, value=None if is_sensitive else text, source=source)
+            for name, text, source in effective.synonyms
+        )
+        if request.include_synonyms
+        else (),
+        config_type=effective.setting.type,
+        documentation=effective.setting.doc if request.include_documentation else None,
+    )

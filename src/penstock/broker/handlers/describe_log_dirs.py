@@ -1,0 +1,64 @@
+"""DescribeLogDirs (key 35), v1-5. The node's one data folder, the size of each partition in it, and its disk.
+
+Null topics ask for all; a partition that is not here is left out, as in Apache Kafka. Replicas are never moved
+between folders, so nothing lags and nothing is a future replica.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from kio.schema.describe_log_dirs.v5.response import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+
+from penstock.broker.context import RequestContext
+from penstock.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.partition import Partition
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    directory = ctx.node.settings.data_dir
+    # A disk that hangs must not hold up the loop.
+    disk = await ctx.node.in_thread(os.statvfs, directory)
+    by_topic: dict[str, list[Any]] = defaultdict(list)
+    for partition in _asked(ctx, request):
+        by_topic[partition.topic].append(
+            DescribeLogDirsPartition(
+                partition_index=partition.index,
+                partition_size=partition.log.size_bytes,
+                offset_lag=0,
+                is_future_key=False,
+            )
+        )
+    result = DescribeLogDirsResult(
+        error_code=ErrorCode.none,
+        log_dir=directory,
+        topics=tuple(
+            DescribeLogDirsTopic(name=name, partitions=tuple(partitions))
+            for name, partitions in by_topic.items()
+        ),
+        total_bytes=disk.f_frsize * disk.f_blocks,
+        usable_bytes=disk.f_frsize * disk.f_bavail,
+        is_cordoned=False,
+    )
+    return DescribeLogDirsResponse(throttle_time=timedelta(0), error_code=ErrorCode.none, results=(result,))
+
+
+def _asked(ctx: RequestContext, request: Any) -> Iterator[Partition]:
+    if request.topics is None:
+        yield from ctx.node.partitions
+        return
+    for topic, index in dict.fromkeys((t.topic, index) for t in request.topics for index in t.partitions):
+        partition = ctx.node.partitions.get(topic, index)
+        if partition is not None:
+            yield partition

@@ -1,0 +1,165 @@
+"""Metadata (key 3), v0-13. Brokers, topics and leaders, seen from the listener the client came in by.
+
+No topics (null; in v0 an empty list) asks for all of them. A topic that does not exist is created when the
+node and the request allow it, and the answer waits for that, so it is complete the first time. Ids may be
+asked for instead of names from v12 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from kio.schema.metadata.v10.response import MetadataResponse as MetadataResponseV10
+from kio.schema.metadata.v13.response import (
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+from penstock.broker.context import RequestContext
+from penstock.broker.topic_creation import create_topics_in_cluster
+from penstock.broker.topology import (
+    CLUSTER_OPERATIONS,
+    OPERATIONS_NOT_ASKED,
+    TOPIC_OPERATIONS,
+    PartitionViewer,
+    reachable_brokers,
+)
+from penstock.cluster.controller.create_topics import NewTopic
+from penstock.cluster.names import CLUSTER_METADATA, is_internal, topic_name_flaw
+from penstock.cluster.state import PartitionState, TopicState
+from penstock.protocol.errors import ApiError, ErrorCode
+
+_TOPIC_IDS_FROM: Final = 12
+_LISTENER_NOT_FOUND_FROM: Final = 6
+_CLUSTER_OPERATIONS_IN: Final = range(8, 11)
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """A topic that was asked for and cannot be shown."""
+
+    error: ErrorCode
+    name: str | None
+    id: UUID | None = None
+
+
+def handle(ctx: RequestContext, request: Any) -> Any | Awaitable[Any]:
+    if request.topics is None or (ctx.version == 0 and not request.topics):
+        return _response(ctx, request, list(ctx.node.image.topics.values()))
+    absent = [name for name in _names(request) if name not in ctx.node.image.topics]
+    if absent and request.allow_auto_topic_creation and _creates_topics(ctx):
+        return _create_first(ctx, request, absent)
+    return _response(ctx, request, _asked(ctx, request, {}))
+
+
+async def _create_first(ctx: RequestContext, request: Any, absent: list[str]) -> Any:
+    wanted = [NewTopic(name=name) for name in absent if not (is_internal(name) or name == CLUSTER_METADATA)]
+    try:
+        results = await create_topics_in_cluster(ctx.node, wanted)
+        refused = {result.name: result.error for result in results if result.error is not ErrorCode.none}
+    except ApiError as error:
+        refused = dict.fromkeys(absent, error.code)
+    return _response(ctx, request, _asked(ctx, request, refused))
+
+
+def _creates_topics(ctx: RequestContext) -> bool:
+    return ctx.node.settings.boolean("auto.create.topics.enable")
+
+
+def _names(request: Any) -> list[str]:
+    return list(dict.fromkeys(t.name for t in request.topics if t.name is not None and t.topic_id is None))
+
+
+def _asked(ctx: RequestContext, request: Any, refused: dict[str, ErrorCode]) -> list[TopicState | _Missing]:
+    once = {(topic.name, topic.topic_id): topic for topic in request.topics}
+    return [_find(ctx, topic.name, topic.topic_id, refused) for topic in once.values()]
+
+
+def _find(
+    ctx: RequestContext, name: str | None, topic_id: UUID | None, refused: dict[str, ErrorCode]
+) -> TopicState | _Missing:
+    image = ctx.node.image
+    if ctx.version < _TOPIC_IDS_FROM and (name is None or topic_id is not None):
+        return _Missing(ErrorCode.invalid_request, name or "", topic_id)
+    if topic_id is not None:
+        return image.topics_by_id.get(topic_id) or _Missing(ErrorCode.unknown_topic_id, None, topic_id)
+    if name is None:
+        return _Missing(ErrorCode.unknown_topic_id, None)
+    if (topic := image.topics.get(name)) is not None:
+        return topic
+    if topic_name_flaw(name) is not None:
+        return _Missing(ErrorCode.invalid_topic_exception, name)
+    return _Missing(refused.get(name, ErrorCode.unknown_topic_or_partition), name)
+
+
+def _response(
+    ctx: RequestContext, request: Any, topics: list[TopicState] | list[TopicState | _Missing]
+) -> Any:
+    image, node = ctx.node.image, ctx.node
+    viewer = PartitionViewer(image, ctx.listener)
+    asked = request.include_topic_authorized_operations
+    operations = TOPIC_OPERATIONS if asked else OPERATIONS_NOT_ASKED
+    fields: dict[str, Any] = {
+        "throttle_time": timedelta(0),
+        "brokers": tuple(
+            MetadataResponseBroker(node_id=broker.id, host=at.host, port=at.port, rack=broker.rack)
+            for broker, at in reachable_brokers(image, ctx.listener)
+        ),
+        "cluster_id": node.cluster_id,
+        "controller_id": node.node_id,
+        "topics": tuple(_topic(ctx, viewer, topic, operations) for topic in topics),
+    }
+    if ctx.version in _CLUSTER_OPERATIONS_IN:
+        return MetadataResponseV10(**fields, cluster_authorized_operations=CLUSTER_OPERATIONS)
+    return MetadataResponse(**fields, error_code=ErrorCode.none)
+
+
+def _topic(
+    ctx: RequestContext, viewer: PartitionViewer, topic: TopicState | _Missing, operations: int
+) -> Any:
+    if isinstance(topic, _Missing):
+        return MetadataResponseTopic(
+            error_code=topic.error,
+            name=topic.name,
+            topic_id=topic.id,
+            is_internal=topic.name is not None and is_internal(topic.name),
+            partitions=(),
+            topic_authorized_operations=operations,
+        )
+    return MetadataResponseTopic(
+        error_code=ErrorCode.none,
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=is_internal(topic.name),
+        partitions=tuple(
+            _partition(ctx, viewer, index, partition) for index, partition in sorted(topic.partitions.items())
+        ),
+        topic_authorized_operations=operations,
+    )
+
+
+def _partition(ctx: RequestContext, viewer: PartitionViewer, index: int, partition: PartitionState) -> Any:
+    error, leader, offline = viewer.view(partition)
+    replicas, isr = partition.replicas, partition.isr
+    if error is ErrorCode.listener_not_found and ctx.version < _LISTENER_NOT_FOUND_FROM:
+        error = ErrorCode.leader_not_available
+    if ctx.version == 0 and offline:
+        # Version 0 lists only replicas that can be reached, and says so.
+        replicas = tuple(broker for broker in replicas if broker not in offline)
+        isr = tuple(broker for broker in isr if broker not in offline)
+        error = error or ErrorCode.replica_not_available
+    return MetadataResponsePartition(
+        error_code=error,
+        partition_index=index,
+        leader_id=leader,
+        leader_epoch=partition.leader_epoch,
+        replica_nodes=replicas,
+        isr_nodes=isr,
+        offline_replicas=offline,
+    )
