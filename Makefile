@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DATA ?= data
 LISTEN ?= localhost:9092
+HTTP ?= localhost:9644
 
 .PHONY: setup up test lint bench fuzz clean
 
@@ -18,7 +19,7 @@ $(STAMP): pyproject.toml
 	@touch $(STAMP)
 
 up: setup
-	@exec $(BIN)/penstock serve --listen $(LISTEN) --data-dir $(DATA) --welcome
+	@exec $(BIN)/penstock serve --listen $(LISTEN) --data-dir $(DATA) --http $(HTTP) --welcome
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)

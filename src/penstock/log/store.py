@@ -39,6 +39,7 @@ CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 START_OFFSETS: Final = "log-start-offset-checkpoint"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
+CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
 
 _logger = logging.getLogger("penstock.log")
 
@@ -121,6 +122,10 @@ class LogStore:
     def directory_id(self) -> UUID:
         return self._owner.directory_id
 
+    @property
+    def cleaner_checkpoint(self) -> Path:
+        return self.directory / CLEANER_OFFSETS
+
     # Partitions
 
     def stored(self) -> list[PartitionKey]:
@@ -163,6 +168,20 @@ class LogStore:
         with self._lock:
             self._forget_offsets(topic, index)
         return self._open(topic, index, config, now_ms)
+
+    def create_these(
+        self, partitions: Mapping[PartitionKey, tuple[UUID, LogConfig]], *, now_ms: int
+    ) -> dict[PartitionKey, Log]:
+        """New, empty partitions whose folders survive a power cut. Raises OSError."""
+        for (topic, index), (topic_id, _) in partitions.items():
+            folder = self._folder(topic, index)
+            folder.mkdir()
+            identity.write_topic_id(folder, topic_id)
+        sync_directory(self.directory)
+        with self._lock:
+            for topic, index in partitions:
+                self._forget_offsets(topic, index)
+        return {key: self._open(*key, config, now_ms) for key, (_, config) in partitions.items()}
 
     def delete(self, topic: str, index: int) -> Path:
         """Take a partition out of the folder at once. Returns what `purge` removes."""

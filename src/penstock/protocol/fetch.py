@@ -8,6 +8,7 @@ import struct
 from typing import Final, NamedTuple
 
 from penstock.protocol.bounds import read_uvarint
+from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.produce import encode_uvarint, skip_tags
 
@@ -58,7 +59,7 @@ class PartitionData(NamedTuple):
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
-    records: bytes | memoryview = b""
+    records: BytesLike = b""
     aborted: tuple[tuple[int, int], ...] | None = None
     diverging_epoch: tuple[int, int] | None = None
 
@@ -103,7 +104,15 @@ class _Parser:
         if self.flexible:
             replica_id = self._replica_id(replica_id)
         return FetchRequest(
-            replica_id, max_wait_ms, min_bytes, max_bytes, isolation, session_id, session_epoch, topics, forgotten
+            replica_id,
+            max_wait_ms,
+            min_bytes,
+            max_bytes,
+            isolation,
+            session_id,
+            session_epoch,
+            topics,
+            forgotten,
         )
 
     def _topic(self) -> tuple[bytes, list[FetchPartition]]:
@@ -194,14 +203,14 @@ def encode_fetch_response(
     error: int,
     session_id: int,
     topics: list[tuple[bytes, list[PartitionData]]],
-) -> list[bytes | memoryview]:
+) -> list[BytesLike]:
     """The whole frame as buffers, size prefix first."""
     flexible = version >= FLEXIBLE_FROM
     head = [_INT32.pack(correlation_id), b"\x00" if flexible else b"", b"\x00\x00\x00\x00"]
     if version >= SESSIONS_FROM:
         head += (_INT16.pack(error), _INT32.pack(session_id))
     head.append(_encode_count(len(topics), flexible))
-    buffers: list[bytes | memoryview] = [b"", b"".join(head)]
+    buffers: list[BytesLike] = [b"", b"".join(head)]
     for name, partitions in topics:
         if version < TOPIC_IDS_FROM:
             buffers.append(encode_uvarint(len(name) + 1) if flexible else _INT16.pack(len(name)))
@@ -216,9 +225,7 @@ def encode_fetch_response(
     return buffers
 
 
-def _encode_partition(
-    version: int, flexible: bool, data: PartitionData, buffers: list[bytes | memoryview]
-) -> None:
+def _encode_partition(version: int, flexible: bool, data: PartitionData, buffers: list[BytesLike]) -> None:
     if version >= 5:
         head = _RESULT_V5.pack(
             data.partition, data.error, data.high_watermark, data.last_stable_offset, data.log_start_offset

@@ -1,0 +1,246 @@
+"""One client's connection: frames in, replies out in request order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections import deque
+from time import perf_counter
+from typing import TYPE_CHECKING, cast
+
+from penstock.protocol.compression import BytesLike
+from penstock.protocol.errors import MalformedFrame
+
+if TYPE_CHECKING:
+    from penstock.broker.server import Server
+
+logger = logging.getLogger("penstock.server")
+
+Reply = bytes | bytearray | list[BytesLike] | None
+_SIZE = struct.Struct(">i")
+#: api key, version, correlation id: less than that is no request
+_FRAME_BYTES_MIN = 8
+
+
+class Slot:
+    """The place of a reply that comes later; replies behind it wait for it."""
+
+    __slots__ = ("api_key", "done", "reply", "started")
+
+    def __init__(self, api_key: int) -> None:
+        self.api_key = api_key
+        self.started = perf_counter()
+        self.done = False
+        self.reply: Reply = None
+
+
+class Connection(asyncio.BufferedProtocol):
+    __slots__ = (
+        "_backlog", "_closing", "_filled", "_muted", "_needed", "_partial", "_partial_view", "_slots", "_transport",
+        "_write_paused", "client_host", "last_active", "listener", "peer", "server",
+    )  # fmt: skip
+
+    def __init__(self, server: Server, listener: str) -> None:
+        self.server = server
+        self.listener = listener
+        self.client_host = self.peer = "?"
+        self.last_active = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._slots: deque[Slot] = deque()
+        self._partial: bytearray | None = None
+        self._partial_view = memoryview(b"")
+        self._filled = self._needed = 0
+        self._backlog = b""
+        self._muted = self._write_paused = self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.peer} on {self.listener}, {len(self._slots)} waiting>"
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        address = transport.get_extra_info("peername")
+        if isinstance(address, tuple):
+            self.client_host, self.peer = address[0], f"{address[0]}:{address[1]}"
+        self.last_active = self.server.clock()
+        self.server.admit(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._closing = True
+        if self._partial is not None:
+            self.server.buffers.give_back(self._partial)
+            self._partial = None
+        self._slots.clear()
+        self._backlog = b""
+        self.server.forget(self)
+
+    def close(self) -> None:
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closing
+
+    @property
+    def is_mid_frame(self) -> bool:
+        return self._partial is not None
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    # -- bytes in ------------------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._partial is None:
+            return self.server.buffers.landing
+        return self._partial_view[self._filled : self._needed]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.last_active = self.server.clock()
+        if self._partial is None:
+            self._consume(self.server.buffers.landing, nbytes)
+            return
+        self._filled += nbytes
+        if self._filled == self._needed:
+            self._partial_is_full()
+
+    def _partial_is_full(self) -> None:
+        partial, view, needed = self._partial, self._partial_view, self._needed
+        assert partial is not None
+        self._partial, self._partial_view = None, memoryview(b"")
+        if needed == 4:  # only now is the frame's size known
+            self._consume(view, 4)
+        else:
+            self._handle(view[4:needed])
+        view.release()
+        self.server.buffers.give_back(partial)
+
+    def _consume(self, data: memoryview, end: int) -> None:
+        """Handle every whole frame in data[:end] and keep what is left of the last one."""
+        position = 0
+        while end - position >= 4:
+            (size,) = _SIZE.unpack_from(data, position)
+            if not _FRAME_BYTES_MIN <= size <= self.server.frame_bytes_max:
+                self._refuse_size(size)
+                return
+            after = position + 4 + size
+            if after > end:
+                self._keep(data[position:end], 4 + size)
+                return
+            if self._muted:
+                self._keep_for_later(data[position:end])
+                return
+            self._handle(data[position + 4 : after])
+            if self._closing:
+                return
+            position = after
+        if position < end:
+            self._keep(data[position:end], 4)
+
+    def _keep(self, piece: memoryview, needed: int) -> None:
+        partial = self.server.buffers.take(needed)
+        if partial is None:
+            self._keep_for_later(piece)
+            self.server.wait_for_memory(self)
+            return
+        self._partial, self._partial_view = partial, memoryview(partial)
+        self._partial_view[: len(piece)] = piece
+        self._filled, self._needed = len(piece), needed
+
+    def _keep_for_later(self, rest: memoryview) -> None:
+        self._backlog = bytes(rest) + self._backlog
+        self.mute()
+
+    def _refuse_size(self, size: int) -> None:
+        self.server.refuse(
+            self, f"frame of {size} bytes; socket.request.max.bytes is {self.server.frame_bytes_max}"
+        )
+
+    def _handle(self, frame: memoryview) -> None:
+        try:
+            self.server.dispatch(self, frame)
+        except MalformedFrame as error:
+            self.server.refuse(self, str(error))
+        except Exception:
+            # Our own mistake: this client is cut off and may retry, nobody else notices.
+            self.server.failed(self)
+
+    # -- flow control --------------------------------------------------------------------------------
+
+    def mute(self) -> None:
+        if not self._muted and self._transport is not None:
+            self._muted = True
+            self._transport.pause_reading()
+
+    def unmute(self) -> None:
+        """Go on reading, first with what was already received."""
+        if not self._muted or self._write_paused or len(self._slots) >= self.server.inflight_max:
+            return
+        self._muted = False
+        backlog, self._backlog = self._backlog, b""
+        if backlog:
+            # A writable copy: produce stamps offsets into the bytes it was given.
+            self._consume(memoryview(bytearray(backlog)), len(backlog))
+        if not self._muted and self._transport is not None:
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self.server.slow_readers.add(self)
+        self.mute()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self.server.slow_readers.discard(self)
+        self.unmute()
+
+    # -- replies out ---------------------------------------------------------------------------------
+
+    def send(self, reply: Reply) -> None:
+        """The reply to the request being handled right now."""
+        if reply is None:
+            return
+        if not self._slots:
+            self._write(reply)
+            return
+        slot = Slot(-1)
+        slot.done, slot.reply = True, reply
+        self._slots.append(slot)
+
+    def defer(self, api_key: int) -> Slot:
+        """Hold the place of a reply that will come through `fulfil`."""
+        slot = Slot(api_key)
+        self._slots.append(slot)
+        if len(self._slots) >= self.server.inflight_max:
+            self.mute()
+        return slot
+
+    def fulfil(self, slot: Slot, reply: Reply) -> None:
+        self.server.metrics.observe_request(slot.api_key, perf_counter() - slot.started)
+        slot.done, slot.reply = True, reply
+        slots = self._slots
+        while slots and slots[0].done:
+            ready = slots.popleft().reply
+            if ready is not None:
+                self._write(ready)
+        if self._muted:
+            self.unmute()
+
+    def _write(self, reply: bytes | bytearray | list[BytesLike]) -> None:
+        if self._transport is None:
+            return
+        if isinstance(reply, list):
+            self._transport.writelines(reply)
+        else:
+            self._transport.write(reply)

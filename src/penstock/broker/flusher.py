@@ -1,0 +1,83 @@
+"""Grouped fsync: one sync in flight per partition, and everything appended meanwhile shares the next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from penstock.broker.metrics import Metrics
+
+if TYPE_CHECKING:
+    from penstock.log.flush import FlushTicket
+    from penstock.log.log import Log
+
+logger = logging.getLogger("penstock.flush")
+
+
+def end_process(error: OSError) -> None:
+    """After a failed fsync the page cache may lie about what is on disk, so nothing we say could be trusted."""
+    logger.critical("fsync failed; ending the process so that nothing unsafe is acknowledged", exc_info=error)
+    logging.shutdown()
+    os._exit(1)
+
+
+class Flusher:
+    """Syncs one log on request; `on_synced` is called on the loop when `log.synced` has moved."""
+
+    __slots__ = ("_executor", "_in_flight", "_log", "_loop", "_metrics", "_on_synced", "_wanted")
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        executor: Executor,
+        metrics: Metrics,
+        on_synced: Callable[[], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._log = log
+        self._executor = executor
+        self._metrics = metrics
+        self._on_synced = on_synced
+        self._loop = loop
+        self._in_flight = self._wanted = False
+
+    def request(self) -> None:
+        if self._in_flight:
+            self._wanted = True
+            return
+        ticket = self._log.flush_begin()
+        if ticket is None:
+            return
+        self._in_flight = True
+        started = perf_counter()
+
+        def run() -> None:
+            error: OSError | None = None
+            try:
+                ticket.run()
+            except OSError as failure:
+                error = failure
+            try:
+                self._loop.call_soon_threadsafe(self._done, ticket, error, started)
+            except RuntimeError:
+                pass  # the loop has closed: nobody waits for this sync any more
+
+        self._executor.submit(run)
+
+    def _done(self, ticket: FlushTicket, error: OSError | None, started: float) -> None:
+        if error is not None:
+            end_process(error)
+            return
+        self._metrics.flushes.observe(perf_counter() - started)
+        self._in_flight = False
+        self._log.flush_done(ticket)
+        if self._wanted:
+            self._wanted = False
+            self.request()
+        self._on_synced()

@@ -1,0 +1,64 @@
+"""ApiVersions (key 18), v0-4. The reply's header never turns flexible; an unknown version gets v0 and the list."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker.apis import ADVERTISED_MIN, APIS
+from penstock.broker.context import RequestContext
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.schemas import schema_class
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+#: Versions below this one cannot express that a feature starts at level 0.
+_LEVEL_ZERO_FROM = 4
+
+
+def handle(ctx: RequestContext, request: Any) -> Any:
+    if ctx.version >= 3 and not _names_its_software(request):
+        return _response(ctx.node, ctx.version, ErrorCode.invalid_request)
+    return _response(ctx.node, ctx.version, ErrorCode.none)
+
+
+def unsupported_version(node: Node) -> Any:
+    return _response(node, 0, ErrorCode.unsupported_version)
+
+
+def _names_its_software(request: Any) -> bool:
+    return bool(
+        _SOFTWARE.fullmatch(request.client_software_name)
+        and _SOFTWARE.fullmatch(request.client_software_version)
+    )
+
+
+def _response(node: Node, version: int, error: ErrorCode) -> Any:
+    from datetime import timedelta
+
+    response = schema_class("api_versions.v4.response:ApiVersionsResponse")
+    api = schema_class("api_versions.v4.response:ApiVersion")
+    supported = schema_class("api_versions.v4.response:SupportedFeatureKey")
+    finalized = schema_class("api_versions.v4.response:FinalizedFeatureKey")
+    features = node.features()
+    return response(
+        error_code=error,
+        api_keys=tuple(
+            api(
+                api_key=a.key, min_version=ADVERTISED_MIN.get(a.key, a.min_version), max_version=a.max_version
+            )
+            for a in APIS.values()
+        ),
+        throttle_time=timedelta(0),
+        supported_features=tuple(
+            supported(name=f.name, min_version=f.level_min, max_version=f.level_max)
+            for f in features
+            if version >= _LEVEL_ZERO_FROM or f.level_min > 0
+        ),
+        finalized_features_epoch=node.metadata.committed_offset,
+        finalized_features=tuple(
+            finalized(name=f.name, max_version_level=f.level, min_version_level=f.level) for f in features
+        ),
+    )

@@ -1,0 +1,37 @@
+"""OffsetForLeaderEpoch (key 23), v2-4. Where a leader epoch ended: how a reader tells lost from kept."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from penstock.broker.context import RequestContext
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.schemas import schema_class
+
+
+def handle(ctx: RequestContext, request: Any) -> Any:
+    topic_result = schema_class("offset_for_leader_epoch.v4.response:OffsetForLeaderTopicResult")
+    response = schema_class("offset_for_leader_epoch.v4.response:OffsetForLeaderEpochResponse")
+    return response(
+        throttle_time=timedelta(0),
+        topics=tuple(
+            topic_result(
+                topic=topic.topic, partitions=tuple(_end(ctx, topic.topic, part) for part in topic.partitions)
+            )
+            for topic in request.topics
+        ),
+    )
+
+
+def _end(ctx: RequestContext, topic: str, part: Any) -> Any:
+    result = schema_class("offset_for_leader_epoch.v4.response:EpochEndOffset")
+    try:
+        partition = ctx.node.partitions.find(topic, part.partition, part.current_leader_epoch)
+    except ApiError as error:
+        return result(error_code=error.code, partition=part.partition, leader_epoch=-1, end_offset=-1)
+    log = partition.log
+    epoch, end_offset = log.epochs.end_offset_for(part.leader_epoch, log.end_offset)
+    return result(
+        error_code=ErrorCode.none, partition=part.partition, leader_epoch=epoch, end_offset=end_offset
+    )

@@ -1,0 +1,136 @@
+"""What a node does in its own time: retention, compaction, periodic syncs, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.protocol.errors import ApiError
+
+if TYPE_CHECKING:
+    from penstock.log.cleaner import Cleaner
+    from penstock.broker.node import Node
+    from penstock.broker.partition import Partition
+
+logger = logging.getLogger("penstock.housekeeping")
+
+_FLUSH_CHECK_SECONDS = 0.1
+
+
+class Housekeeping:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._cleaner: Cleaner | None = None
+        self._flush_due_ms: dict[Partition, int] = {}
+
+    def start(self) -> None:
+        settings = self._node.settings
+        self._repeat("retention", settings.integer("log.retention.check.interval.ms"), self._retain)
+        self._repeat(
+            "checkpoint", settings.integer("log.flush.offset.checkpoint.interval.ms"), self._checkpoint
+        )
+        self._repeat("producers", settings.integer("producer.id.expiration.check.interval.ms"), self._expire)
+        self._repeat("flush", int(_FLUSH_CHECK_SECONDS * 1000), self._flush_by_interval)
+        if settings.boolean("log.cleaner.enable"):
+            self._repeat("cleaner", settings.integer("log.cleaner.backoff.ms"), self._clean)
+
+    def stop(self) -> None:
+        if self._cleaner is not None:
+            self._cleaner.cancel()
+
+    def _repeat(self, name: str, interval_ms: int, chore: Callable[[], Awaitable[None]]) -> None:
+        async def forever() -> None:
+            while True:
+                await asyncio.sleep(interval_ms / 1000)
+                try:
+                    await chore()
+                except Exception:
+                    # One failed round is reported and the next one tried: a full disk passes.
+                    logger.exception("housekeeping failed", extra={"chore": name})
+
+        self._node.spawn(forever())
+
+    async def _retain(self) -> None:
+        for partition in self._node.partitions:
+            await self.apply_retention(partition)
+
+    async def apply_retention(self, partition: Partition) -> None:
+        log, now_ms = partition.log, self._node.now_ms()
+        expired = await self._node.in_thread(log.expired_segments, now_ms, partition.high_watermark)
+        if not expired or partition.is_retired:
+            return
+        try:
+            files = log.remove_segments(expired, now_ms)
+        except ApiError as error:
+            logger.warning("retention failed", extra={"partition": str(partition), "reason": str(error)})
+            return
+        logger.info(
+            "retention",
+            extra={
+                "partition": f"{partition.topic}-{partition.index}",
+                "segments": len(expired),
+                "start_offset": log.start_offset,
+            },
+        )
+        self.unlink_later(files, log.config.file_delete_delay_ms)
+
+    def unlink_later(self, files: list[Path], delay_ms: int) -> None:
+        """Reads under way may still use them; what a stop leaves behind goes at the next start."""
+
+        async def unlink() -> None:
+            await asyncio.sleep(delay_ms / 1000)
+            await self._node.in_thread(_unlink, files)
+
+        if files:
+            self._node.spawn(unlink())
+
+    async def _checkpoint(self) -> None:
+        for partition in self._node.partitions:
+            if partition.log.rolled_unsynced:
+                partition.flush()
+        await self._node.in_thread(self._node.store.checkpoint)
+
+    async def _expire(self) -> None:
+        now_ms = self._node.now_ms()
+        for partition in self._node.partitions:
+            partition.log.producers.expire(now_ms)
+
+    async def _flush_by_interval(self) -> None:
+        now_ms = self._node.now_ms()
+        for partition in self._node.partitions:
+            config = partition.log.config
+            if config.flush != "interval" or not partition.log.needs_flush:
+                self._flush_due_ms.pop(partition, None)
+                continue
+            due_ms = self._flush_due_ms.setdefault(partition, now_ms + config.flush_interval_ms)
+            if now_ms >= due_ms:
+                del self._flush_due_ms[partition]
+                partition.flush()
+
+    async def _clean(self) -> None:
+        """Clean one log after the other while any is worth it."""
+        if self._cleaner is None:
+            from penstock.log.cleaner import Cleaner
+
+            self._cleaner = Cleaner(
+                self._node.store.directory,
+                dedupe_bytes_max=self._node.settings.integer("log.cleaner.dedupe.buffer.size"),
+            )
+        while True:
+            logs = {
+                (p.topic, p.index): (p.log, p.last_stable.offset)
+                for p in self._node.partitions
+                if p.is_compacted
+            }
+            cleaned = await self._node.in_thread(self._cleaner.clean_one, logs, self._node.now_ms())
+            if cleaned is None:
+                return
+            self.unlink_later(cleaned.files_to_unlink, cleaned.delay_ms)
+
+
+def _unlink(files: list[Path]) -> None:
+    for path in files:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,76 @@
+"""The metadata log: what the cluster has decided, durable before anyone sees it.
+
+Decisions are taken one at a time against the image, appended, synced, and only then replayed into it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from penstock.cluster.decision import Decision
+from penstock.cluster.delta import ImageDelta
+from penstock.cluster.image import ClusterImage
+from penstock.cluster.serde import decode_record, encode_records
+from penstock.cluster.wire import MetadataRecord
+from penstock.protocol.records import Record, decode_records, encode_batch, iter_batches
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+    from penstock.log.log import Log
+
+Reply = TypeVar("Reply")
+
+_READ_BYTES = 1 << 20
+_DECODED_BYTES_MAX = 1 << 30
+
+
+class MetadataLog:
+    def __init__(self, node: Node, log: Log, on_change: Callable[[ImageDelta], Awaitable[None]]) -> None:
+        self.image = ClusterImage()
+        self.log = log
+        self._node = node
+        self._on_change = on_change
+        self._turn = asyncio.Lock()
+
+    @property
+    def committed_offset(self) -> int:
+        return self.log.synced.offset - 1
+
+    @property
+    def next_offset(self) -> int:
+        return self.log.end_offset
+
+    def replay(self) -> None:
+        """Build the image from the log, at start."""
+        offset = self.log.start_offset
+        while offset < self.log.end_offset:
+            piece = self.log.read(offset, _READ_BYTES, self.log.end)
+            for header, batch in iter_batches(piece.data):
+                if header.is_control:
+                    continue
+                for record in decode_records(batch, _DECODED_BYTES_MAX):
+                    assert record.value is not None
+                    self.image.replay(decode_record(record.value))
+            offset = piece.next_offset
+
+    async def propose(self, decide: Callable[[ClusterImage], Decision[Reply]]) -> Reply:
+        """Raises what `decide` raises, and ApiError when the log cannot be written: nothing has changed."""
+        async with self._turn:
+            decision = decide(self.image)
+            if decision.records:
+                await self._commit(decision.records)
+            return decision.reply
+
+    async def _commit(self, records: tuple[MetadataRecord, ...]) -> None:
+        now_ms = self._node.now_ms()
+        batch = encode_batch(
+            [
+                Record(offset=place, timestamp=now_ms, key=None, value=value)
+                for place, value in enumerate(encode_records(records))
+            ]
+        )
+        self.log.append(memoryview(batch), leader_epoch=1, now_ms=now_ms, internal=True)
+        await self._node.sync(self.log)
+        await self._on_change(self.image.apply(records))

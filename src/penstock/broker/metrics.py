@@ -1,0 +1,60 @@
+"""Counters of one node as plain numbers: the hot path adds, a scrape turns them into Prometheus text."""
+
+from bisect import bisect_left
+from typing import Final
+
+#: Seconds; the last bucket of a histogram is everything above.
+LATENCY_BUCKETS: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
+)  # fmt: skip
+
+
+class Histogram:
+    __slots__ = ("counts", "total_seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LATENCY_BUCKETS) + 1)
+        self.total_seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(LATENCY_BUCKETS, seconds)] += 1
+        self.total_seconds += seconds
+
+
+class TopicTraffic:
+    __slots__ = (
+        "bytes_in", "bytes_out", "fetches", "messages_in", "messages_out", "produce_errors", "produces"
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.bytes_in = self.bytes_out = self.messages_in = self.messages_out = 0
+        self.produces = self.fetches = self.produce_errors = 0
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.requests: dict[int, Histogram] = {}
+        self.topics: dict[str, TopicTraffic] = {}
+        self.errors: dict[tuple[str, str], int] = {}  # (api, error code) -> count
+        self.connections_refused = 0
+        self.malformed_frames = 0
+        self.internal_errors = 0
+        self.storage_errors = 0
+        self.flushes = Histogram()
+        self.fetch_session_evictions = 0
+
+    def observe_request(self, api_key: int, seconds: float) -> None:
+        histogram = self.requests.get(api_key)
+        if histogram is None:
+            histogram = self.requests[api_key] = Histogram()
+        histogram.counts[bisect_left(LATENCY_BUCKETS, seconds)] += 1
+        histogram.total_seconds += seconds
+
+    def count_error(self, api: str, error: str) -> None:
+        self.errors[api, error] = self.errors.get((api, error), 0) + 1
+
+    def traffic(self, topic: str) -> TopicTraffic:
+        traffic = self.topics.get(topic)
+        if traffic is None:
+            traffic = self.topics[topic] = TopicTraffic()
+        return traffic

@@ -1,0 +1,332 @@
+"""One node: opens its data, takes its place in the cluster, listens, and stops without losing anything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar
+from uuid import UUID, uuid4
+
+from penstock.broker.coordinator import GroupCoordinator
+from penstock.broker.fetch_sessions import FetchSessions
+from penstock.broker.flusher import end_process
+from penstock.broker.housekeeping import Housekeeping
+from penstock.broker.listeners import Listener
+from penstock.broker.metadata import MetadataLog
+from penstock.broker.metrics import Metrics
+from penstock.broker.partitions import PartitionTable
+from penstock.broker.preparation import prepare
+from penstock.broker.server import Server
+from penstock.broker.settings import Settings
+from penstock.broker.topic_settings import node_layers
+from penstock.cluster.controller.brokers import BrokerRegistration, restart_sole_broker
+from penstock.cluster.controller.features import set_feature_levels
+from penstock.cluster.delta import ImageDelta
+from penstock.cluster.effective import Effective, effective_topic_settings
+from penstock.cluster.image import ClusterImage
+from penstock.cluster.names import CLUSTER_METADATA
+from penstock.cluster.records import BrokerEndpoint, BrokerFeature
+from penstock.cluster.state import ResourceType
+from penstock.log.config import LogConfig
+from penstock.log.identity import WrongOwner
+from penstock.log.store import LogStore, StoreLocked
+from penstock.protocol.compression import Codec
+
+if TYPE_CHECKING:
+    from penstock.broker.connection import Connection
+    from penstock.broker.context import RequestContext
+    from penstock.broker.dispatch import Dispatcher
+    from penstock.broker.http import HttpServer
+    from penstock.broker.partition import Partition
+    from penstock.log.log import Log
+
+logger = logging.getLogger("penstock.node")
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Faults = Callable[["RequestContext", "Connection", memoryview, "Dispatcher"], bool]
+
+_METADATA_TOPIC_ID: Final = UUID(int=1)
+_METADATA_CONFIG: Final = LogConfig(
+    retention_ms=-1, retention_bytes=-1, cleanup_delete=False, max_message_bytes=2**31 - 1, flush="ack"
+)
+_CODECS: Final = {
+    "uncompressed": Codec.NONE,
+    "gzip": Codec.GZIP,
+    "snappy": Codec.SNAPPY,
+    "lz4": Codec.LZ4,
+    "zstd": Codec.ZSTD,
+}
+
+
+class StartFailed(Exception):
+    """The node cannot start; the message tells the user why, the hint what to do."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Feature(NamedTuple):
+    """`level` is what the cluster promises now; a level is raised only when what it promises is built."""
+
+    name: str
+    level_min: int
+    level_max: int
+    level: int = 0
+
+
+#: metadata.version 7 is the first with the record formats that are in use here; the others promise
+#: transactions that bump epochs, the server-side consumer protocol and share groups.
+SUPPORTED_FEATURES: Final = (
+    Feature("metadata.version", 7, 7),
+    Feature("transaction.version", 0, 0),
+    Feature("group.version", 0, 0),
+    Feature("share.version", 0, 0),
+)
+
+
+class Node:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.node_id = settings.node_id
+        self.metrics = Metrics()
+        self.executor = ThreadPoolExecutor(settings.integer("penstock.io.threads"), "penstock-io")
+        self.partitions = PartitionTable(self)
+        self.fetch_sessions = FetchSessions(
+            settings.integer("max.incremental.fetch.session.cache.slots"),
+            partial(random.randint, 1, 2**31 - 1),
+        )
+        self.fetch_bytes_max = settings.integer("fetch.max.bytes")
+        self.faults: Faults | None = None
+        self.store: LogStore
+        self.metadata: MetadataLog
+        self.server: Server
+        self.groups: GroupCoordinator
+        self.http: HttpServer | None = None
+        self.listeners: tuple[Listener, ...] = ()  # as bound: port 0 has become a real one
+        self.state = "starting"
+        self._housekeeping = Housekeeping(self)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Node {self.node_id} {self.state}, {len(self.partitions)} partitions>"
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises StartFailed; nothing is left open then."""
+        try:
+            await self._start_http()
+            await self._open_data()
+            await self._join_cluster()
+            await self.server.serve()
+        except BaseException:
+            await self.stop(clean=False)
+            raise
+        self.state = "serving"
+        self._housekeeping.start()
+
+    async def _start_http(self) -> None:
+        if self.settings.http_address is None:
+            return
+        from penstock.broker.http import start_http
+
+        try:
+            self.http = await start_http(self)
+        except OSError as error:
+            raise StartFailed(str(error.strerror or error), hint="--http names another address") from None
+
+    async def _open_data(self) -> None:
+        try:
+            self.store = LogStore.open(
+                Path(self.settings.data_dir),
+                node_id=self.node_id,
+                threads=self.settings.integer("num.recovery.threads.per.data.dir"),
+                descriptors_max=self.settings.integer("penstock.open.files.max"),
+                producer_expiry_ms=self.settings.integer("producer.id.expiration.ms"),
+            )
+        except (StoreLocked, WrongOwner) as error:
+            raise StartFailed(str(error), hint="--data-dir names another folder") from None
+        log = self.store.open_or_create(
+            CLUSTER_METADATA, 0, _METADATA_TOPIC_ID, _METADATA_CONFIG, now_ms=self.now_ms()
+        )
+        self.metadata = MetadataLog(self, log, self._image_changed)
+        self.metadata.replay()
+        self.groups = GroupCoordinator(self)
+
+    async def _join_cluster(self) -> None:
+        self.server = Server(self)
+        self.listeners = await self._bind()
+        await self.metadata.propose(
+            lambda image: restart_sole_broker(
+                image, self._registration(), broker_epoch=self.metadata.next_offset
+            )
+        )
+        await self.metadata.propose(
+            lambda image: set_feature_levels(image, {f.name: f.level_max for f in SUPPORTED_FEATURES})
+        )
+        self.spawn(self.groups.start())
+
+    async def _bind(self) -> tuple[Listener, ...]:
+        bound = []
+        for listener in self.settings.listeners:
+            try:
+                port = await self.server.bind(listener)
+            except OSError as error:
+                raise StartFailed(
+                    f"cannot listen on {listener}: {_reason(error)}", hint="--listen names another address"
+                ) from None
+            bound.append(listener._replace(port=port))
+        return tuple(bound)
+
+    def _registration(self) -> BrokerRegistration:
+        ports = {listener.name: listener.port for listener in self.listeners}
+        return BrokerRegistration(
+            broker_id=self.node_id,
+            incarnation=uuid4(),
+            endpoints=tuple(
+                BrokerEndpoint(
+                    name=advertised.name,
+                    host=advertised.host,
+                    port=advertised.port or ports[advertised.name],
+                    security_protocol=0,
+                )
+                for advertised in self.settings.advertised
+            ),
+            features=tuple(
+                BrokerFeature(
+                    name=f.name, min_supported_version=f.level_min, max_supported_version=f.level_max
+                )
+                for f in SUPPORTED_FEATURES
+            ),
+            rack=self.settings.rack,
+            log_dirs=(self.store.directory_id,),
+        )
+
+    async def stop(self, *, clean: bool = True) -> None:
+        """`clean=False` leaves the data as a crash would, for tests and failed starts."""
+        self.state = "stopping"
+        self._housekeeping.stop()
+        if hasattr(self, "server"):
+            await self.server.close()
+        if hasattr(self, "groups"):
+            self.groups.close()
+        for partition in self.partitions:
+            partition.retire()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.http is not None:
+            await self.http.close()
+        if hasattr(self, "store"):
+            await self.in_thread(self.store.close, clean=clean)
+        self.executor.shutdown(wait=True)
+        self.state = "stopped"
+
+    # -- what handlers use ---------------------------------------------------------------------------
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.metadata.image
+
+    @property
+    def cluster_id(self) -> str:
+        return self.store.cluster_id
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def features(self) -> list[Feature]:
+        levels = self.image.features
+        return [feature._replace(level=levels.get(feature.name, 0)) for feature in SUPPORTED_FEATURES]
+
+    def effective_topic_settings(self, topic: str) -> dict[str, Effective]:
+        overrides = self.image.config(ResourceType.TOPIC, topic)
+        return effective_topic_settings(overrides, node_layers(self.settings, self.image))
+
+    def prepare_batch(self, partition: Partition, records: bytes) -> bytearray | memoryview:
+        """Blocking: what a topic that must be looked into makes of a batch. Raises ApiError."""
+        return prepare(
+            memoryview(bytearray(records)),
+            compacted=partition.is_compacted,
+            codec=None if partition.codec is None else _CODECS[partition.codec],
+            max_bytes=self.settings.integer("penstock.decompress.max.bytes"),
+        )
+
+    # -- tasks and threads ---------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """A task that is not lost when nobody awaits it, and ends with the node."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def in_thread(
+        self, call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> asyncio.Future[Result]:
+        return asyncio.get_running_loop().run_in_executor(self.executor, partial(call, *args, **kwargs))
+
+    async def sync(self, log: Log) -> None:
+        """Make everything appended so far durable. A failure ends the process."""
+        ticket = log.flush_begin()
+        if ticket is None:
+            return
+        try:
+            await self.in_thread(ticket.run)
+        except OSError as error:
+            end_process(error)
+        log.flush_done(ticket)
+
+    async def _image_changed(self, delta: ImageDelta) -> None:
+        await self.partitions.apply(delta, self.image)
+        self.groups.image_changed(delta)
+
+
+def serve(settings: Settings, on_ready: Callable[[Node], None] | None = None) -> int:
+    """Run a node until SIGINT or SIGTERM; a second signal does not wait. Raises StartFailed."""
+    from penstock.broker.logs import configure_logging
+
+    configure_logging(settings.string("penstock.log.format"), settings.string("penstock.log.level"))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_serve(settings, on_ready))
+
+
+async def _serve(settings: Settings, on_ready: Callable[[Node], None] | None) -> int:
+    import signal
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    node = Node(settings)
+    await node.start()
+    logger.info("serving", extra={"node": node.node_id, "partitions": len(node.partitions)})
+    if on_ready is not None:
+        on_ready(node)
+    await stop.wait()
+    logger.info("stopping", extra={"node": node.node_id})
+    await node.stop()
+    return 0
+
+
+def _reason(error: OSError) -> str:
+    """uvloop and asyncio word the same failure differently; the system's own words are short."""
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop where it can be had."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()  # type: ignore[no-any-return]

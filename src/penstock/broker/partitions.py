@@ -1,0 +1,146 @@
+"""The partitions on this node, made and unmade only by what the image says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.broker.partition import Partition
+from penstock.broker.topic_settings import log_config
+from penstock.cluster.delta import ImageDelta
+from penstock.cluster.image import ClusterImage
+from penstock.cluster.state import ResourceType, TopicState
+from penstock.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+    from penstock.log.config import LogConfig
+    from penstock.log.log import Log
+
+logger = logging.getLogger("penstock.partitions")
+
+
+class PartitionTable:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        # Keyed by the bytes that requests carry, so that the hot path decodes no names.
+        self.by_raw_name: dict[bytes, dict[int, Partition]] = {}
+        self.by_raw_id: dict[bytes, dict[int, Partition]] = {}
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter([p for partitions in self.by_raw_name.values() for p in partitions.values()])
+
+    def __len__(self) -> int:
+        return sum(len(partitions) for partitions in self.by_raw_name.values())
+
+    def get(self, topic: str, index: int) -> Partition | None:
+        found = self.by_raw_name.get(topic.encode())
+        return None if found is None else found.get(index)
+
+    def find(self, topic: str, index: int, leader_epoch: int = -1) -> Partition:
+        """Raises ApiError: unknown, or asked for under another leader epoch."""
+        partition = self.get(topic, index)
+        if partition is None:
+            raise ApiError(ErrorCode.unknown_topic_or_partition)
+        if leader_epoch >= 0 and leader_epoch != partition.leader_epoch:
+            is_old = leader_epoch < partition.leader_epoch
+            raise ApiError(ErrorCode.fenced_leader_epoch if is_old else ErrorCode.unknown_leader_epoch)
+        return partition
+
+    async def apply(self, delta: ImageDelta, image: ClusterImage) -> None:
+        """Follow the image: deletions first, since a name may have been taken again."""
+        for topic in delta.topics_deleted:
+            await self._drop(topic)
+        wanted: dict[tuple[str, int], TopicState] = {}
+        for name, index in delta.partitions_changed:
+            topic = image.topics[name]
+            state = topic.partitions[index]
+            partition = self.get(name, index)
+            if partition is not None:
+                partition.leader_epoch = state.leader_epoch
+                partition.isr_size = len(state.isr)
+            elif self._node.node_id in state.replicas:
+                wanted[name, index] = topic
+        await self._open(wanted)
+        for resource in delta.configs_changed:
+            self._reconfigure(image, resource.type, resource.name)
+
+    async def _open(self, wanted: dict[tuple[str, int], TopicState]) -> None:
+        if not wanted:
+            return
+        configs = {name: self.config_for(name) for name in {name for name, _ in wanted}}
+        logs = await self._node.in_thread(self._open_logs, wanted, configs)
+        for (name, index), log in logs.items():
+            self._adopt(wanted[name, index], index, log)
+
+    def _open_logs(
+        self, wanted: dict[tuple[str, int], TopicState], configs: dict[str, LogConfig]
+    ) -> dict[tuple[str, int], Log]:
+        store, now_ms = self._node.store, self._node.now_ms()
+        stored = set(store.stored())
+        existing = []
+        for key in wanted.keys() & stored:
+            if store.topic_id(*key) == wanted[key].id:
+                existing.append(key)
+            else:
+                logger.warning(
+                    "removing what an earlier topic left", extra={"partition": f"{key[0]}-{key[1]}"}
+                )
+                store.purge([store.delete(*key)])
+                stored.discard(key)
+        logs = store.open_these({key: configs[key[0]] for key in existing}, now_ms=now_ms).opened
+        new = {key: (wanted[key].id, configs[key[0]]) for key in wanted.keys() - stored}
+        return {**logs, **store.create_these(new, now_ms=now_ms)}
+
+    def _adopt(self, topic: TopicState, index: int, log: Log) -> None:
+        """Serve a log that is open already."""
+        state = topic.partitions[index]
+        partition = Partition(
+            log,
+            topic=topic.name,
+            topic_id=topic.id,
+            index=index,
+            leader_epoch=state.leader_epoch,
+            executor=self._node.executor,
+            metrics=self._node.metrics,
+            loop=asyncio.get_running_loop(),
+        )
+        partition.isr_size = len(state.isr)
+        partition.min_insync_replicas = self._min_insync_replicas(topic.name)
+        self.by_raw_name.setdefault(topic.name.encode(), {})[index] = partition
+        self.by_raw_id[topic.id.bytes] = self.by_raw_name[topic.name.encode()]
+
+    def config_for(self, topic: str) -> LogConfig:
+        return log_config(self._node.effective_topic_settings(topic))
+
+    def _min_insync_replicas(self, topic: str) -> int:
+        value = self._node.effective_topic_settings(topic)["min.insync.replicas"].value
+        assert isinstance(value, int)
+        return value
+
+    async def _drop(self, topic: TopicState) -> None:
+        partitions = self.by_raw_name.pop(topic.name.encode(), {})
+        self.by_raw_id.pop(topic.id.bytes, None)
+        self._node.metrics.topics.pop(topic.name, None)
+        for partition in partitions.values():
+            partition.retire()
+        await self._node.in_thread(self._delete_logs, topic.name, sorted(partitions))
+
+    def _delete_logs(self, topic: str, indexes: list[int]) -> None:
+        store = self._node.store
+        store.purge([store.delete(topic, index) for index in indexes])
+
+    def _reconfigure(self, image: ClusterImage, resource_type: int, name: str) -> None:
+        names = [name] if resource_type == ResourceType.TOPIC else list(image.topics)
+        for topic in names:
+            partitions = self.by_raw_name.get(topic.encode(), {})
+            if not partitions:
+                continue
+            config = self.config_for(topic)
+            min_insync = self._min_insync_replicas(topic)
+            for partition in partitions.values():
+                partition.log.configure(config)
+                partition.min_insync_replicas = min_insync
+                partition.configured()

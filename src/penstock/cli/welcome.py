@@ -1,0 +1,42 @@
+"""What `penstock serve` says once it is ready: where it listens and, for a newcomer, what to try."""
+
+from penstock.broker.listeners import format_address
+from penstock.broker.node import Node
+
+_WELCOME = """
+  Penstock {version} is up. Data is in {data_dir}; Ctrl-C stops it cleanly.
+
+  Try, in another terminal:
+
+    {command} topic create orders --partitions 3
+    echo 'hello' | {command} produce orders
+    {command} consume orders --from beginning --max-messages 1
+    {command} group list
+
+  Any Kafka client works: bootstrap.servers={address}
+"""
+
+
+def announce(node: Node, *, welcome: bool) -> None:
+    """One line per listener, which scripts may wait for, then the welcome."""
+    for listener in node.listeners:
+        print(f"listening on {listener}", flush=True)
+    if node.http is not None:
+        print(f"metrics on http://{node.http.address}/metrics", flush=True)
+    if welcome:
+        print(_welcome_text(node), flush=True)
+
+
+def _welcome_text(node: Node) -> str:
+    import os
+    import sys
+
+    from penstock import __version__
+
+    first = node.listeners[0]
+    address = format_address("localhost" if first.is_wildcard else first.host, first.port)
+    command = os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] else "penstock"
+    if first.port != 9092:
+        command = f"PENSTOCK_BOOTSTRAP={address} {command}"
+    data_dir = os.path.relpath(node.settings.data_dir)
+    return _WELCOME.format(version=__version__, data_dir=data_dir, command=command, address=address)
