@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, TextIO
 
 #: How often one kind of event may be written: this many at once, then so many each second.
 BURST_LINES: Final = 50
@@ -20,11 +20,9 @@ _KINDS_MAX: Final = 1000
 
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
-Format = Literal["text", "json"]
-
 
 def configure_logging(
-    format: Format = "text",
+    format: str = "text",
     level: str = "info",
     stream: TextIO | None = None,
     *,
@@ -42,6 +40,12 @@ def configure_logging(
     logger.setLevel(level.upper())
     logger.propagate = False
     return handler
+
+
+def suppressed_lines() -> int:
+    """How many lines the handler in use has left out."""
+    handlers = logging.getLogger("penstock").handlers
+    return sum(each.suppressed_lines for each in handlers if isinstance(each, BoundedHandler))
 
 
 class TextFormatter(logging.Formatter):

@@ -1,0 +1,341 @@
+"""A node's counters as Prometheus text.
+
+A scrape first copies plain numbers on the event loop, a bounded piece at a time, and then turns them into text in
+a thread. The Prometheus library is loaded by the first scrape and never touched by what it measures. Labels are
+bounded by what operators made: topics, partitions, groups, listeners, and the APIs and errors of the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from penstock import __version__
+from penstock.broker.apis import APIS
+from penstock.broker.logs import suppressed_lines
+from penstock.broker.metrics import LATENCY_BUCKETS, Histogram
+from penstock.groups.messages import FetchedOffset
+from penstock.groups.shard import GroupShard
+from penstock.protocol.errors import ApiError
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+    from penstock.broker.partition import Partition
+
+logger = logging.getLogger("penstock.metrics")
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+#: What is copied before the loop gets to do something else.
+_PIECE_PARTITIONS: Final = 500
+_PIECE_GROUPS: Final = 50
+_GROUPS_SECONDS_MAX: Final = 5.0
+
+Labels = tuple[str, ...]
+
+
+class Timings(NamedTuple):
+    """A histogram as it was at one moment; counts are per bucket, not cumulative."""
+
+    counts: tuple[int, ...]
+    total_seconds: float
+
+
+class Family(NamedTuple):
+    """One metric: `kind` is counter, gauge or histogram, and samples have one value for each label."""
+
+    kind: str
+    name: str
+    help: str
+    labels: Labels
+    samples: Sequence[tuple[Labels, float | Timings]]
+
+
+class Exposition:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._scrape: asyncio.Future[bytes] | None = None
+
+    async def scrape(self) -> bytes:
+        """Those who ask at the same time share one scrape, so that asking often costs little."""
+        if self._scrape is None:
+            self._scrape = asyncio.ensure_future(self._scrape_once())
+            self._scrape.add_done_callback(self._finished)
+        return await asyncio.shield(self._scrape)
+
+    async def _scrape_once(self) -> bytes:
+        families = await snapshot(self._node)
+        return await self._node.in_thread(render, families)
+
+    def _finished(self, scrape: asyncio.Future[bytes]) -> None:
+        self._scrape = None
+        if not scrape.cancelled():
+            scrape.exception()  # whoever still waits is told; nobody else has to be
+
+
+# -- on the loop: numbers --------------------------------------------------------------------------------
+
+
+async def snapshot(node: Node) -> list[Family]:
+    families = [*_node_families(node), *_request_families(node), *_topic_families(node)]
+    partitions: list[_PartitionRow] = []
+    for piece in _pieces(list(node.partitions), _PIECE_PARTITIONS):
+        partitions += map(_partition_row, piece)
+        await asyncio.sleep(0)
+    families += _partition_families(partitions)
+    families += _group_families(node, await _read_groups(node))
+    return families
+
+
+def _node_families(node: Node) -> Iterator[Family]:
+    metrics, server = node.metrics, node.server
+    build = (__version__, "{}.{}.{}".format(*sys.version_info[:3]))
+    yield Family("gauge", "penstock_build_info", "What runs here.", ("version", "python"), [(build, 1)])
+    identity = (str(node.node_id), node.cluster_id)
+    yield Family("gauge", "penstock_node_info", "Who this is.", ("node_id", "cluster_id"), [(identity, 1)])
+    yield _gauge("penstock_ready", "1 while the node serves its listeners.", node.state == "serving")
+    connections = Counter(connection.listener for connection in tuple(server.connections))
+    yield Family(
+        "gauge",
+        "penstock_connections",
+        "Open connections of clients.",
+        ("listener",),
+        [((listener.name,), connections[listener.name]) for listener in node.listeners],
+    )
+    yield _counter("penstock_connections_refused", "Connections over a limit.", metrics.connections_refused)
+    yield _counter(
+        "penstock_malformed_frames",
+        "Connections cut off because of what they sent.",
+        metrics.malformed_frames,
+    )
+    yield _counter(
+        "penstock_internal_errors",
+        "Requests that failed because of a mistake in this software.",
+        metrics.internal_errors,
+    )
+    yield _counter(
+        "penstock_storage_errors", "Reads and writes that the disk refused.", metrics.storage_errors
+    )
+    yield _gauge(
+        "penstock_request_buffer_bytes",
+        "Memory held by requests that are still arriving.",
+        server.buffers.bytes_in_use,
+    )
+    yield _gauge("penstock_fetch_sessions", "Incremental fetch sessions.", len(node.fetch_sessions))
+    yield _counter(
+        "penstock_fetch_session_evictions",
+        "Sessions that made room for others.",
+        node.fetch_sessions.evictions,
+    )
+    yield Family(
+        "histogram", "penstock_flush_seconds", "Time to sync a log.", (), [((), _timings(metrics.flushes))]
+    )
+    yield _counter(
+        "penstock_log_lines_suppressed", "Lines left out of the node's own log.", suppressed_lines()
+    )
+
+
+def _request_families(node: Node) -> Iterator[Family]:
+    metrics = node.metrics
+    yield Family(
+        "histogram",
+        "penstock_request_seconds",
+        "Time from a whole request to its answer; a fetch includes the wait it asked for.",
+        ("api",),
+        [((APIS[key].name,), _timings(timings)) for key, timings in metrics.requests.items() if key in APIS],
+    )
+    yield Family(
+        "counter",
+        "penstock_request_errors",
+        "Errors answered, by their name in the protocol.",
+        ("api", "error"),
+        list(metrics.errors.items()),
+    )
+
+
+#: Attribute of TopicTraffic, name, help.
+_TRAFFIC: Final = (
+    ("bytes_in", "penstock_topic_in_bytes", "Bytes appended, as they are stored."),
+    ("bytes_out", "penstock_topic_out_bytes", "Bytes read by clients, as they are stored."),
+    ("messages_in", "penstock_topic_in_messages", "Messages appended."),
+    ("messages_out", "penstock_topic_out_messages", "Messages read by clients, by the offsets they span."),
+    ("fetches", "penstock_topic_reads", "Reads by clients that returned something."),
+)
+
+
+def _topic_families(node: Node) -> Iterator[Family]:
+    topics = list(node.metrics.topics.items())
+    for attribute, name, text in _TRAFFIC:
+        samples = [((topic,), getattr(traffic, attribute)) for topic, traffic in topics]
+        yield Family("counter", name, text, ("topic",), samples)
+
+
+class _PartitionRow(NamedTuple):
+    labels: Labels
+    start_offset: int
+    end_offset: int
+    high_watermark: int
+    size_bytes: int
+    segments: int
+
+
+#: Attribute of _PartitionRow, name, help.
+_PARTITION: Final = (
+    ("start_offset", "penstock_partition_start_offset", "First offset that can be read."),
+    ("end_offset", "penstock_partition_end_offset", "Offset that the next message gets."),
+    ("high_watermark", "penstock_partition_high_watermark_offset", "Offset up to which clients may read."),
+    ("size_bytes", "penstock_partition_size_bytes", "Size of the log files."),
+    ("segments", "penstock_partition_segments", "Number of log files."),
+)
+
+
+def _partition_row(partition: Partition) -> _PartitionRow:
+    log = partition.log
+    return _PartitionRow(
+        (partition.topic, str(partition.index)),
+        log.start_offset,
+        log.end_offset,
+        partition.high_watermark,
+        log.size_bytes,
+        len(log.segments),
+    )
+
+
+def _partition_families(rows: list[_PartitionRow]) -> Iterator[Family]:
+    for attribute, name, text in _PARTITION:
+        samples = [(row.labels, getattr(row, attribute)) for row in rows]
+        yield Family("gauge", name, text, ("topic", "partition"), samples)
+
+
+class _GroupRow(NamedTuple):
+    group: str
+    state: str
+    members: int
+    offsets: tuple[FetchedOffset, ...]
+
+
+async def _read_groups(node: Node) -> list[_GroupRow] | None:
+    """None when a coordinator does not answer: a missing number is better than a wrong one."""
+    rows: list[_GroupRow] = []
+    try:
+        async with asyncio.timeout(_GROUPS_SECONDS_MAX):
+            shards = await node.groups.read_all(lambda shard: tuple(shard.groups))
+            for piece in _pieces([group for groups in shards for group in groups], _PIECE_GROUPS):
+                read = await asyncio.gather(*(node.groups.read(group, _group_row(group)) for group in piece))
+                rows += (row for row in read if row is not None)
+                await asyncio.sleep(0)
+    except (TimeoutError, ApiError) as error:
+        logger.warning("groups are missing from the metrics", extra={"reason": repr(error)})
+        return None
+    return rows
+
+
+def _group_row(group_id: str) -> Callable[[GroupShard], _GroupRow | None]:
+    def read(shard: GroupShard) -> _GroupRow | None:
+        group = shard.groups.get(group_id)
+        if group is None:
+            return None
+        return _GroupRow(group_id, group.state.value, len(group.members), shard.fetch(group_id, None))
+
+    return read
+
+
+def _group_families(node: Node, groups: list[_GroupRow] | None) -> Iterator[Family]:
+    yield _gauge(
+        "penstock_coordinators_ready", "1 while every group coordinator answers.", groups is not None
+    )
+    if groups is None:
+        return
+    states = Counter(row.state for row in groups)
+    yield Family(
+        "gauge", "penstock_groups", "Groups by state.", ("state",), [((s,), n) for s, n in states.items()]
+    )
+    members = [((row.group,), row.members) for row in groups]
+    yield Family("gauge", "penstock_group_members", "Members of a group.", ("group",), members)
+    committed, lag = _positions(node, groups)
+    labels = ("group", "topic", "partition")
+    yield Family("gauge", "penstock_group_committed_offset", "Where the group goes on.", labels, committed)
+    yield Family(
+        "gauge", "penstock_group_lag_messages", "Messages behind the end of the partition.", labels, lag
+    )
+
+
+def _positions(
+    node: Node, groups: list[_GroupRow]
+) -> tuple[list[tuple[Labels, float]], list[tuple[Labels, float]]]:
+    committed: list[tuple[Labels, float]] = []
+    lag: list[tuple[Labels, float]] = []
+    for row in groups:
+        for topic, index, position in ((o.topic, o.partition, o.committed) for o in row.offsets):
+            if position is None:
+                continue
+            labels = (row.group, topic, str(index))
+            committed.append((labels, position.offset))
+            if (partition := node.partitions.get(topic, index)) is not None:
+                lag.append((labels, max(partition.high_watermark - position.offset, 0)))
+    return committed, lag
+
+
+def _timings(histogram: Histogram) -> Timings:
+    return Timings(tuple(histogram.counts), histogram.total_seconds)
+
+
+def _gauge(name: str, text: str, value: float) -> Family:
+    return Family("gauge", name, text, (), [((), value)])
+
+
+def _counter(name: str, text: str, value: float) -> Family:
+    return Family("counter", name, text, (), [((), value)])
+
+
+def _pieces(items: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+# -- in a thread: text -----------------------------------------------------------------------------------
+
+
+def render(families: Iterable[Family]) -> bytes:
+    """Blocking: loads the Prometheus library, and takes a while with many partitions."""
+    from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(families))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class _Families:
+    """A collector, as the Prometheus library calls what hands it metrics."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Any]:
+        return map(_collected, self._families)
+
+
+def _collected(family: Family) -> Any:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
+    metric = kinds[family.kind](family.name, family.help, labels=family.labels)
+    for labels, value in family.samples:
+        if isinstance(value, Timings):
+            metric.add_metric(labels, buckets=_cumulative(value), sum_value=value.total_seconds)
+        else:
+            metric.add_metric(labels, value)
+    return metric
+
+
+def _cumulative(timings: Timings) -> list[tuple[str, float]]:
+    bounds = [*map(str, LATENCY_BUCKETS), "+Inf"]
+    total, buckets = 0, []
+    for bound, count in zip(bounds, timings.counts, strict=True):
+        total += count
+        buckets.append((bound, float(total)))
+    return buckets

@@ -1,0 +1,274 @@
+"""What machines ask a node over HTTP: /metrics, /health and /ready; one request per connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from penstock.broker.listeners import format_address
+from penstock.protocol.errors import ApiError
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+
+logger = logging.getLogger("penstock.http")
+
+HEAD_BYTES_MAX: Final = 8 * 1024
+#: To send the request; a whole exchange, in which we may be busy and the client slow to read, gets longer.
+HEAD_SECONDS_MAX: Final = 5.0
+EXCHANGE_SECONDS_MAX: Final = 30.0
+CONNECTIONS_MAX: Final = 64
+_COORDINATOR_SECONDS_MAX: Final = 2.0
+
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_METHODS: Final = ("GET", "HEAD")
+
+
+class Answer(NamedTuple):
+    status: HTTPStatus
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+
+Route = Callable[[], Awaitable[Answer]]
+
+
+class BadRequest(Exception):
+    """What the client is told, and the status it is told with."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def start_http(node: Node) -> HttpServer:
+    """Serve the address in `penstock.http.listen`. Raises OSError that says which address and why."""
+    address = node.settings.http_address
+    assert address is not None, "penstock.http.listen is empty"
+    return await HttpServer.start(address, _routes(node))
+
+
+# -- what a node answers ---------------------------------------------------------------------------------
+
+
+def _routes(node: Node) -> dict[str, Route]:
+    return {
+        "/metrics": _metrics(node),
+        "/health": lambda: _health(node),
+        "/ready": lambda: _ready(node),
+    }
+
+
+def _metrics(node: Node) -> Route:
+    from penstock.broker.exposition import CONTENT_TYPE, Exposition
+
+    exposition = Exposition(node)
+
+    async def answer() -> Answer:
+        if node.state != "serving":
+            return _plain(HTTPStatus.SERVICE_UNAVAILABLE, f"the node is {node.state}")
+        return Answer(HTTPStatus.OK, await exposition.scrape(), CONTENT_TYPE)
+
+    return answer
+
+
+async def _health(node: Node) -> Answer:
+    """Whoever gets this answer knows that the event loop turns."""
+    return _json(HTTPStatus.OK, {"status": "ok", "node_id": node.node_id, "state": node.state})
+
+
+async def _ready(node: Node) -> Answer:
+    reason = await why_not_ready(node)
+    if reason is None:
+        return _json(HTTPStatus.OK, {"ready": True})
+    return _json(HTTPStatus.SERVICE_UNAVAILABLE, {"ready": False, "reason": reason})
+
+
+async def why_not_ready(node: Node) -> str | None:
+    """None when clients can be sent here: the listeners are served and every group's coordinator answers."""
+    if node.state != "serving":
+        return f"the node is {node.state}"
+    try:
+        async with asyncio.timeout(_COORDINATOR_SECONDS_MAX):
+            await node.groups.read_all(lambda shard: None)
+    except TimeoutError:
+        return "a group coordinator does not answer"
+    except ApiError as error:
+        return f"a group coordinator cannot be reached: {error.code.name}"
+    return None
+
+
+def _json(status: HTTPStatus, fields: dict[str, Any]) -> Answer:
+    import json
+
+    return Answer(status, json.dumps(fields).encode() + b"\n", "application/json")
+
+
+# -- HTTP ------------------------------------------------------------------------------------------------
+
+
+class HttpServer:
+    """Use `HttpServer.start`."""
+
+    def __init__(self, routes: Mapping[str, Route]) -> None:
+        self.routes = routes
+        self.connections: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    @classmethod
+    async def start(cls, address: tuple[str, int], routes: Mapping[str, Route]) -> HttpServer:
+        self = cls(routes)
+        host, port = address
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(lambda: _Connection(self), host or None, port)
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            raise OSError(error.errno, f"HTTP on {format_address(host, port)}: {why}") from None
+        return self
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        for connection in tuple(self.connections):
+            connection.abort()
+        await asyncio.sleep(0)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport
+        self._head = bytearray()
+        self._is_answered = False
+        self._timers: tuple[asyncio.TimerHandle, ...] = ()
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        loop = asyncio.get_running_loop()
+        self._timers = (
+            loop.call_later(HEAD_SECONDS_MAX, self._head_is_late),
+            loop.call_later(EXCHANGE_SECONDS_MAX, self.abort),
+        )
+        self._server.connections.add(self)
+        if len(self._server.connections) > CONNECTIONS_MAX:
+            self._refuse(BadRequest(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.discard(self)
+        for timer in self._timers:
+            timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_answered:
+            return
+        self._head += data
+        try:
+            head = _complete_head(self._head)
+            if head is not None:
+                self._is_answered = True
+                self._begin(parse_request(head))
+        except BadRequest as error:
+            self._refuse(error)
+
+    def _begin(self, request: Request) -> None:
+        route = self._server.routes.get(request.path)
+        if route is None:
+            known = ", ".join(sorted(self._server.routes))
+            raise BadRequest(HTTPStatus.NOT_FOUND, f"nothing here; there are {known}")
+        if request.method not in _METHODS:
+            raise BadRequest(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.path} takes GET and HEAD")
+        self._task = asyncio.get_running_loop().create_task(self._answer(route, request.method))
+
+    async def _answer(self, route: Route, method: str) -> None:
+        try:
+            answer = await route()
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("HTTP request failed")
+            answer = _plain(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
+        self._send(answer, with_body=method != "HEAD")
+
+    def _refuse(self, error: BadRequest) -> None:
+        self._is_answered = True
+        self._send(_plain(error.status, str(error)))
+
+    def _head_is_late(self) -> None:
+        if not self._is_answered:
+            self._refuse(BadRequest(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time"))
+
+    def _send(self, answer: Answer, *, with_body: bool = True) -> None:
+        self._transport.write(encode_head(answer) + (answer.body if with_body else b""))
+        self._transport.close()
+
+
+class Request(NamedTuple):
+    method: str
+    path: str
+
+
+def _complete_head(received: bytearray) -> bytes | None:
+    """The head without the empty line that ends it, or None while it is not all there. Raises BadRequest."""
+    end = received.find(_END_OF_HEAD)
+    if end > HEAD_BYTES_MAX or (end < 0 and len(received) > HEAD_BYTES_MAX):
+        raise BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {HEAD_BYTES_MAX} bytes")
+    return None if end < 0 else bytes(received[:end])
+
+
+def parse_request(head: bytes) -> Request:
+    """Raises BadRequest."""
+    request_line, *headers = head.decode("latin-1").split("\r\n")
+    parts = request_line.split(" ")
+    if len(parts) != 3 or not parts[0].isalpha() or not parts[2].startswith("HTTP/"):
+        raise BadRequest(HTTPStatus.BAD_REQUEST, "this is no HTTP request")
+    method, target, version = parts
+    if version not in ("HTTP/1.1", "HTTP/1.0"):
+        raise BadRequest(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here")
+    names = [line.partition(":")[0].lower() for line in headers if ":" in line]
+    if len(names) != len(headers) or (version == "HTTP/1.1" and names.count("host") != 1):
+        raise BadRequest(HTTPStatus.BAD_REQUEST, "bad header fields")
+    return Request(method, _path(target))
+
+
+def _path(target: str) -> str:
+    if target.startswith("http://"):
+        target = "/" + target.removeprefix("http://").partition("/")[2]
+    if not target.startswith("/"):
+        raise BadRequest(HTTPStatus.BAD_REQUEST, "bad request target")
+    return target.partition("?")[0]
+
+
+def encode_head(answer: Answer) -> bytes:
+    status = answer.status
+    lines = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"Content-Type: {answer.content_type}",
+        f"Content-Length: {len(answer.body)}",
+        "Cache-Control: no-store",
+        "Connection: close",
+    ]
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        lines.append(f"Allow: {', '.join(_METHODS)}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def _plain(status: HTTPStatus, message: str) -> Answer:
+    return Answer(status, f"{message}\n".encode())

@@ -1,0 +1,229 @@
+"""What a scrape shows for numbers that are known, and that scraping is safe while the node is busy."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.broker.apis import FETCH, PRODUCE
+from penstock.broker.exposition import Exposition, Family, Timings, render
+from penstock.broker.metrics import LATENCY_BUCKETS, Metrics
+from penstock.groups.messages import CommitRequest, OffsetToCommit
+from penstock.groups.settings import GroupSettings
+from penstock.groups.shard import GroupShard
+from penstock.protocol.errors import ApiError, ErrorCode
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def _samples(text: bytes) -> Samples:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+class _Shards:
+    """Stands for the group coordinator: one real shard, without a log."""
+
+    def __init__(self, shard: GroupShard) -> None:
+        self.shard = shard
+        self.error: ApiError | None = None
+
+    async def read_all(self, question: Callable[[GroupShard], Any]) -> list[Any]:
+        if self.error is not None:
+            raise self.error
+        return [question(self.shard)]
+
+    async def read(self, group_id: str, question: Callable[[GroupShard], Any]) -> Any:
+        return question(self.shard)
+
+
+def _partition(topic: str, index: int, *, start: int, end: int, high: int) -> Any:
+    log = SimpleNamespace(start_offset=start, end_offset=end, size_bytes=end * 100, segments=[None] * 3)
+    return SimpleNamespace(topic=topic, index=index, log=log, high_watermark=high)
+
+
+class _Partitions(list[Any]):
+    def get(self, topic: str, index: int) -> Any:
+        return next((each for each in self if (each.topic, each.index) == (topic, index)), None)
+
+
+def _shard() -> GroupShard:
+    shard = GroupShard(GroupSettings())
+    offsets = tuple(
+        OffsetToCommit(topic=topic, partition=partition, offset=offset)
+        for topic, partition, offset in (("orders", 0, 90), ("orders", 1, 7), ("gone", 0, 1))
+    )
+    work = shard.commit(CommitRequest(group_id="billing", offsets=offsets), object(), now_ms=1)
+    for key, value in work.records:
+        shard.replay(key, value)
+    return shard
+
+
+@pytest.fixture
+def node() -> Any:
+    async def in_thread(call: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(None, call, *args)
+
+    connections = [SimpleNamespace(listener="INTERNAL"), SimpleNamespace(listener="INTERNAL")]
+    return SimpleNamespace(
+        node_id=3,
+        cluster_id="cluster",
+        state="serving",
+        metrics=Metrics(),
+        server=SimpleNamespace(connections=connections, buffers=SimpleNamespace(bytes_in_use=4096)),
+        listeners=(SimpleNamespace(name="INTERNAL"), SimpleNamespace(name="EXTERNAL")),
+        fetch_sessions=_Sessions(),
+        partitions=_Partitions(
+            [
+                _partition("orders", 0, start=10, end=101, high=100),
+                _partition("orders", 1, start=0, end=7, high=7),
+            ]
+        ),
+        groups=_Shards(_shard()),
+        in_thread=in_thread,
+    )
+
+
+class _Sessions:
+    evictions = 2
+
+    def __len__(self) -> int:
+        return 5
+
+
+async def _scrape(node: Any) -> Samples:
+    return _samples(await Exposition(node).scrape())
+
+
+async def test_traffic_of_a_topic(node: Any) -> None:
+    traffic = node.metrics.traffic("orders")
+    traffic.bytes_in, traffic.bytes_out, traffic.messages_in, traffic.messages_out = 1000, 3000, 10, 30
+    samples = await _scrape(node)
+    topic = (("topic", "orders"),)
+    assert samples["penstock_topic_in_bytes_total", topic] == 1000
+    assert samples["penstock_topic_out_bytes_total", topic] == 3000
+    assert samples["penstock_topic_in_messages_total", topic] == 10
+    assert samples["penstock_topic_out_messages_total", topic] == 30
+
+
+async def test_request_times_are_cumulative_and_by_name(node: Any) -> None:
+    for seconds in (0.0001, 0.02, 0.02, 99.0):
+        node.metrics.observe_request(PRODUCE, seconds)
+    node.metrics.observe_request(FETCH, 0.3)
+    samples = await _scrape(node)
+
+    def at_most(api: str, bound: str) -> float:
+        return samples["penstock_request_seconds_bucket", (("api", api), ("le", bound))]
+
+    bounds = [*map(str, LATENCY_BUCKETS), "+Inf"]
+    assert [at_most("produce", bound) for bound in bounds] == [1] * 7 + [3] * 7 + [4]
+    assert samples["penstock_request_seconds_count", (("api", "produce"),)] == 4
+    assert samples["penstock_request_seconds_sum", (("api", "produce"),)] == pytest.approx(99.0401)
+    assert at_most("fetch", "0.25") == 0
+    assert at_most("fetch", "0.5") == 1
+
+
+async def test_errors_by_api_and_code(node: Any) -> None:
+    node.metrics.count_error("produce", "message_too_large")
+    node.metrics.count_error("produce", "message_too_large")
+    samples = await _scrape(node)
+    assert samples["penstock_request_errors_total", (("api", "produce"), ("error", "message_too_large"))] == 2
+
+
+async def test_lag_is_what_a_group_could_still_read(node: Any) -> None:
+    samples = await _scrape(node)
+
+    def labels(topic: str, partition: str) -> tuple[tuple[str, str], ...]:
+        return ("group", "billing"), ("partition", partition), ("topic", topic)
+
+    assert samples["penstock_group_committed_offset", labels("orders", "0")] == 90
+    assert samples["penstock_group_lag_messages", labels("orders", "0")] == 10
+    assert samples["penstock_group_lag_messages", labels("orders", "1")] == 0
+    assert samples["penstock_group_committed_offset", labels("gone", "0")] == 1
+    assert ("penstock_group_lag_messages", labels("gone", "0")) not in samples
+    assert samples["penstock_groups", (("state", "Empty"),)] == 1
+
+
+async def test_without_coordinators_the_rest_is_still_shown(node: Any) -> None:
+    node.groups.error = ApiError(ErrorCode.coordinator_load_in_progress)
+    samples = await _scrape(node)
+    assert samples["penstock_coordinators_ready", ()] == 0
+    assert samples["penstock_ready", ()] == 1
+    assert not [name for name, _ in samples if name.startswith("penstock_group_")]
+
+
+async def test_logs_and_the_node_itself(node: Any) -> None:
+    node.metrics.malformed_frames = 4
+    node.metrics.flushes.observe(0.003)
+    samples = await _scrape(node)
+    partition = (("partition", "0"), ("topic", "orders"))
+    assert samples["penstock_partition_start_offset", partition] == 10
+    assert samples["penstock_partition_end_offset", partition] == 101
+    assert samples["penstock_partition_high_watermark_offset", partition] == 100
+    assert samples["penstock_partition_size_bytes", partition] == 10_100
+    assert samples["penstock_partition_segments", partition] == 3
+    assert samples["penstock_connections", (("listener", "INTERNAL"),)] == 2
+    assert samples["penstock_connections", (("listener", "EXTERNAL"),)] == 0
+    assert samples["penstock_malformed_frames_total", ()] == 4
+    assert samples["penstock_flush_seconds_count", ()] == 1
+    assert samples["penstock_fetch_sessions", ()] == 5
+    assert samples["penstock_request_buffer_bytes", ()] == 4096
+    assert samples["process_resident_memory_bytes", ()] > 0
+
+
+async def test_everything_has_a_help_text_and_our_name(node: Any) -> None:
+    families = list(text_string_to_metric_families((await Exposition(node).scrape()).decode()))
+    assert all(family.documentation for family in families)
+    assert {family.name.split("_")[0] for family in families} == {"penstock", "process"}
+
+
+async def test_those_who_ask_at_once_share_one_scrape(node: Any) -> None:
+    exposition, renders = Exposition(node), []
+    in_thread = node.in_thread
+
+    def counted(*args: Any) -> Any:
+        renders.append(args)
+        return in_thread(*args)
+
+    node.in_thread = counted
+    first, *others = await asyncio.gather(*(exposition.scrape() for _ in range(10)))
+    assert others == [first] * 9
+    await exposition.scrape()
+    assert len(renders) == 2
+
+
+async def test_one_who_gives_up_does_not_take_the_others_along(node: Any) -> None:
+    exposition = Exposition(node)
+    first, second = (asyncio.create_task(exposition.scrape()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert b"penstock_build_info" in await second
+
+
+async def test_a_failed_scrape_does_not_spoil_the_next(node: Any) -> None:
+    exposition, partitions = Exposition(node), node.partitions
+    node.partitions = None
+    with pytest.raises(TypeError):
+        await exposition.scrape()
+    node.partitions = partitions
+    assert await exposition.scrape()
+
+
+def test_label_values_are_escaped() -> None:
+    name = 'a"b\\c\nd'
+    text = render([Family("gauge", "penstock_x", "X.", ("group",), [((name,), 1.0)])])
+    assert _samples(text)["penstock_x", (("group", name),)] == 1
+
+
+def test_a_histogram_without_labels() -> None:
+    counts = (1,) * (len(LATENCY_BUCKETS) + 1)
+    text = render([Family("histogram", "penstock_x_seconds", "X.", (), [((), Timings(counts, 2.5))])])
+    samples = _samples(text)
+    assert samples["penstock_x_seconds_count", ()] == len(counts)
+    assert samples["penstock_x_seconds_sum", ()] == 2.5
