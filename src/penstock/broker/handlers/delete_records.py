@@ -24,7 +24,7 @@ _NO_LOW_WATERMARK: Final = -1
 
 
 class _Result(NamedTuple):
-    index: int
+    partition: int
     error: ErrorCode
     low_watermark: int = _NO_LOW_WATERMARK
 
@@ -44,7 +44,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
                 name=topic,
                 partitions=tuple(
                     DeleteRecordsPartitionResult(
-                        partition_index=part.index, low_watermark=part.low_watermark, error_code=part.error
+                        partition_index=part.partition, low_watermark=part.low_watermark, error_code=part.error
                     )
                     for part in parts
                 ),
@@ -82,4 +82,4 @@ async def _make_durable(ctx: RequestContext) -> ErrorCode:
 
 
 def _failed(part: _Result, error: ErrorCode) -> _Result:
-    return part if part.error is not ErrorCode.none else _Result(part.index, error)
+    return part if part.error is not ErrorCode.none else _Result(part.partition, error)
