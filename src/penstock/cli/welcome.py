@@ -1,5 +1,9 @@
 """What `penstock serve` says once it is ready: where it listens and, for a newcomer, what to try."""
 
+import os
+import sys
+
+from penstock import __version__
 from penstock.broker.listeners import format_address
 from penstock.broker.node import Node
 
@@ -10,7 +14,7 @@ _WELCOME = """
 
     {command} topic create orders --partitions 3
     echo 'hello' | {command} produce orders
-    {command} consume orders --from beginning --max-messages 1
+    {command} consume orders
     {command} group list
 
   Any Kafka client works: bootstrap.servers={address}
@@ -21,18 +25,14 @@ def announce(node: Node, *, welcome: bool) -> None:
     """One line per listener, which scripts may wait for, then the welcome."""
     for listener in node.listeners:
         print(f"listening on {listener}", flush=True)
-    if node.http is not None:
-        print(f"metrics on http://{node.http.address}/metrics", flush=True)
+    if node.http is not None and node.settings.http_address is not None:
+        address = format_address(node.settings.http_address[0] or "localhost", node.http.port)
+        print(f"metrics on http://{address}/metrics", flush=True)
     if welcome:
         print(_welcome_text(node), flush=True)
 
 
 def _welcome_text(node: Node) -> str:
-    import os
-    import sys
-
-    from penstock import __version__
-
     first = node.listeners[0]
     address = format_address("localhost" if first.is_wildcard else first.host, first.port)
     command = os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] else "penstock"

@@ -1,0 +1,272 @@
+"""`penstock group`: list, describe, reset and delete consumer groups."""
+
+import time
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.client import REQUEST_TIMEOUT_S, Cluster, Place
+from penstock.cli.failure import WRONG_USAGE, Failure
+from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes
+from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_table
+from penstock.cli.positions import Anchor, Position, parse_timestamp
+from penstock.cli.starting import starting_offsets
+
+app = typer.Typer(help="List, describe, reset and delete consumer groups.", no_args_is_help=True)
+
+Names = Annotated[list[str], typer.Argument(metavar="GROUP", show_default=False)]
+
+
+@app.command("list")
+def list_groups(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
+    """List consumer groups with their state and members."""
+    cluster = Cluster(bootstrap)
+    listed = cluster.wait({"groups": cluster.admin.list_consumer_groups(request_timeout=REQUEST_TIMEOUT_S)})
+    described = _describe(cluster, sorted(entry.group_id for entry in listed["groups"].valid))
+    rows = [
+        {
+            "group": name,
+            "state": _state(found),
+            "members": len(found.members),
+            "assignor": found.partition_assignor or None,
+        }
+        for name, found in described.items()
+    ]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(list(rows[0]), (list(row.values()) for row in rows))
+    else:
+        note("no consumer groups yet")
+
+
+@app.command()
+def describe(groups: Names, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
+    """Show the members, committed offsets and lag of groups."""
+    cluster = Cluster(bootstrap)
+    described = _describe(cluster, groups)
+    documents = [_description(cluster, name, found) for name, found in described.items()]
+    if as_json:
+        print_json(documents)
+        return
+    for index, document in enumerate(documents):
+        if index:
+            print()
+        _print_description(document)
+
+
+def _describe(cluster: Cluster, names: Iterable[str]) -> dict[str, Any]:
+    """Every group by name; one that is not there is a Failure."""
+    wanted = list(dict.fromkeys(names))
+    if not wanted:
+        return {}
+    found = cluster.wait(cluster.admin.describe_consumer_groups(wanted, request_timeout=REQUEST_TIMEOUT_S))
+    for name in wanted:
+        if _state(found[name]) == "dead":
+            raise Failure(f"group {name} does not exist", hint="penstock group list shows what does")
+    return {name: found[name] for name in wanted}
+
+
+def _state(found: Any) -> str:
+    return str(found.state.name).lower().replace("_", "-")
+
+
+def _committed(cluster: Cluster, group: str) -> dict[Place, int]:
+    from confluent_kafka import ConsumerGroupTopicPartitions
+
+    answer = cluster.admin.list_consumer_group_offsets(
+        [ConsumerGroupTopicPartitions(group)], request_timeout=REQUEST_TIMEOUT_S
+    )
+    stored = cluster.wait(answer)[group].topic_partitions
+    return {Place(entry.topic, entry.partition): entry.offset for entry in stored if entry.offset >= 0}
+
+
+def _description(cluster: Cluster, name: str, found: Any) -> dict[str, Any]:
+    committed = _committed(cluster, name)
+    owners = {
+        Place(entry.topic, entry.partition): member
+        for member in found.members
+        for entry in member.assignment.topic_partitions
+    }
+    known = cluster.metadata().topics
+    places = sorted(place for place in {*committed, *owners} if place.topic in known)
+    _, ends = cluster.ends(places)
+    partitions = [_partition(place, committed.get(place), ends[place], owners.get(place)) for place in places]
+    return {
+        "group": name,
+        "state": _state(found),
+        "assignor": found.partition_assignor or None,
+        "coordinator": found.coordinator.id if found.coordinator else None,
+        "members": [_member(member) for member in found.members],
+        "lag": sum(part["lag"] or 0 for part in partitions),
+        "partitions": partitions,
+    }
+
+
+def _partition(place: Place, committed: int | None, end: int, owner: Any) -> dict[str, Any]:
+    """Without a committed offset the lag is not known: where the group would start is its own choice."""
+    return {
+        "topic": place.topic,
+        "partition": place.partition,
+        "committed": committed,
+        "end": end,
+        "lag": None if committed is None else max(0, end - committed),
+        "member": owner.member_id if owner else None,
+        "client": owner.client_id if owner else None,
+        "host": owner.host if owner else None,
+    }
+
+
+def _member(member: Any) -> dict[str, Any]:
+    return {
+        "member": member.member_id,
+        "instance": member.group_instance_id,
+        "client": member.client_id,
+        "host": member.host,
+        "partitions": len(member.assignment.topic_partitions),
+    }
+
+
+def _print_description(document: dict[str, Any]) -> None:
+    shown = ("group", "state", "assignor", "coordinator", "lag")
+    print_facts([*((name, document[name]) for name in shown), ("members", len(document["members"]))])
+    columns = ("topic", "partition", "committed", "end", "lag", "client", "host")
+    if document["partitions"]:
+        print_table(columns, ([part[column] for column in columns] for part in document["partitions"]))
+
+
+@app.command()
+def reset(
+    group: Annotated[str, typer.Argument(metavar="GROUP", show_default=False)],
+    topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic", "-t", metavar="TOPIC[:PARTITION]", help="Only this; all that it has if not given."
+        ),
+    ] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Past the last record.")] = False,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", metavar="OFFSET", min=0, help="To this offset.")
+    ] = None,
+    to_timestamp: Annotated[
+        str | None,
+        typer.Option("--to-timestamp", metavar="TIME", help="ISO 8601, milliseconds, or an age such as 15m."),
+    ] = None,
+    shift_by: Annotated[
+        int | None, typer.Option("--shift-by", metavar="N", help="On or back by so many records.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    yes: Yes = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: AsJson = False,
+) -> None:
+    """Move the committed offsets of a group that has no running members.
+
+    Shows the plan first and asks before it changes anything.
+    """
+    position = _target(to_earliest, to_latest, to_offset, to_timestamp, shift_by)
+    cluster = Cluster(bootstrap)
+    committed = _committed(cluster, group)
+    places = _places(cluster, group, topics or [], committed)
+    if position is not None:
+        planned = starting_offsets(cluster, places, position)
+    else:
+        assert shift_by is not None
+        planned = _shifted(cluster, places, committed, shift_by)
+    plan = [
+        {
+            "topic": place.topic,
+            "partition": place.partition,
+            "from": committed.get(place),
+            "to": planned[place],
+        }
+        for place in places
+    ]
+    if not as_json:
+        print_table(list(plan[0]), (list(row.values()) for row in plan))
+    if not dry_run:
+        confirm(f"Move {plural(len(plan), 'offset')} of group {group}?", yes=yes)
+        _commit(cluster, group, planned)
+    if as_json:
+        print_json({"group": group, "applied": not dry_run, "partitions": plan})
+    else:
+        note("nothing was changed (dry run)" if dry_run else f"group {group} reset")
+
+
+def _target(
+    to_earliest: bool, to_latest: bool, to_offset: int | None, to_timestamp: str | None, shift_by: int | None
+) -> Position | None:
+    """Where to go; None is a shift, which starts from where the group is."""
+    given = [to_earliest, to_latest, to_offset is not None, to_timestamp is not None, shift_by is not None]
+    if sum(given) != 1:
+        raise Failure(
+            "say where to go, in one way",
+            hint="--to-earliest, --to-latest, --to-offset, --to-timestamp or --shift-by",
+            exit_code=WRONG_USAGE,
+        )
+    if to_offset is not None:
+        return Position(Anchor.OFFSET, to_offset)
+    if to_timestamp is not None:
+        try:
+            return Position(Anchor.TIMESTAMP, parse_timestamp(to_timestamp, now_ms=int(time.time() * 1000)))
+        except ValueError as error:
+            raise Failure(f"--to-timestamp: {error}", exit_code=WRONG_USAGE) from None
+    if shift_by is not None:
+        return None
+    return Position(Anchor.BEGINNING if to_earliest else Anchor.END)
+
+
+def _places(cluster: Cluster, group: str, topics: list[str], committed: dict[Place, int]) -> list[Place]:
+    if not topics:
+        if not committed:
+            raise Failure(f"group {group} has no committed offsets", hint="name the topics with --topic")
+        known = cluster.metadata().topics  # offsets outlive a topic that was deleted
+        return sorted(place for place in committed if place.topic in known)
+    chosen: set[Place] = set()
+    for text in topics:
+        name, colon, index = text.partition(":")
+        every = cluster.places([name])
+        wanted = every if not colon else [place for place in every if str(place.partition) == index]
+        if not wanted:
+            raise Failure(f"topic {name} has no partition {index}")
+        chosen.update(wanted)
+    return sorted(chosen)
+
+
+def _shifted(
+    cluster: Cluster, places: list[Place], committed: dict[Place, int], shift_by: int
+) -> dict[Place, int]:
+    first, end = cluster.ends(places)
+    for place in places:
+        if place not in committed:
+            raise Failure(f"{place} has no committed offset to shift from")
+    return {place: min(max(committed[place] + shift_by, first[place]), end[place]) for place in places}
+
+
+def _commit(cluster: Cluster, group: str, offsets: dict[Place, int]) -> None:
+    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+    wanted = [TopicPartition(place.topic, place.partition, offset) for place, offset in offsets.items()]
+    answer = cluster.admin.alter_consumer_group_offsets(
+        [ConsumerGroupTopicPartitions(group, wanted)], request_timeout=REQUEST_TIMEOUT_S
+    )
+    for entry in cluster.wait(answer)[group].topic_partitions:
+        if entry.error is not None:
+            raise Failure(f"{entry.topic}[{entry.partition}]: {entry.error.str()}")
+
+
+@app.command()
+def delete(
+    groups: Names, yes: Yes = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False
+) -> None:
+    """Delete groups that have no members, with their committed offsets."""
+    cluster = Cluster(bootstrap)
+    _describe(cluster, groups)
+    confirm(f"Delete {plural(len(groups), 'group')} ({', '.join(groups)})?", yes=yes)
+    cluster.wait(cluster.admin.delete_consumer_groups(groups, request_timeout=REQUEST_TIMEOUT_S))
+    if as_json:
+        print_json([{"group": name, "deleted": True} for name in groups])
+    else:
+        note(f"{', '.join(groups)} deleted")

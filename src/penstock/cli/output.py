@@ -1,0 +1,106 @@
+"""What commands print: tables for people, JSON for scripts, notes on stderr. The only printer of tables."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from penstock.cli.failure import WRONG_USAGE, Failure
+
+Cell = str | int | float | bool | None
+PIPE_WIDTH = 100_000  # a pipe has no edge to cut a line at
+
+
+def print_json(document: Any) -> None:
+    """One document, indented; its keys are stable."""
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, title: str | None = None) -> None:
+    """Columns that hold only numbers are aligned right; None is shown as a dash."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [list(row) for row in rows]
+    for_people = sys.stdout.isatty()
+    table = Table(
+        box=box.SIMPLE_HEAD if for_people else None,
+        pad_edge=False,
+        title=Text(title, style="bold") if title else None,
+        title_justify="left",
+        header_style="bold cyan",
+    )
+    for index, column in enumerate(columns):
+        numeric = _is_numeric(row[index] for row in cells)
+        # A name is what people copy, so it folds rather than losing its end.
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
+    for row in cells:
+        table.add_row(*(Text(_text(cell), style="dim" if cell is None else "") for cell in row))
+    console = Console(width=None if for_people else PIPE_WIDTH, highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    lines = (line.rstrip() for line in capture.get().splitlines())
+    print("\n".join(line for line in lines if line))
+
+
+def print_facts(facts: Iterable[tuple[str, Cell]]) -> None:
+    """A short list of names and values, aligned."""
+    known = [(name, _text(value)) for name, value in facts]
+    width = max(len(name) for name, _ in known)
+    for name, value in known:
+        print(f"{_bold(name.ljust(width))}  {value}")
+
+
+def note(text: str) -> None:
+    """Something a person should know that is not part of the result."""
+    print(text, file=sys.stderr)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Go on only with the user's word, given as --yes or typed at a terminal."""
+    import typer
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Failure("this needs a confirmation", hint="add --yes", exit_code=WRONG_USAGE)
+    if not typer.confirm(question, err=True):
+        raise Failure("nothing was changed")
+
+
+def human_bytes(count: int | None) -> str | None:
+    if count is None:
+        return None
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{count} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _is_numeric(cells: Iterable[Cell]) -> bool:
+    present = [cell for cell in cells if cell is not None]
+    return bool(present) and all(
+        isinstance(cell, (int, float)) and not isinstance(cell, bool) for cell in present
+    )
+
+
+def _text(cell: Cell) -> str:
+    match cell:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if cell else "no"
+        case _:
+            return str(cell)
+
+
+def _bold(text: str) -> str:
+    import os
+
+    return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text

@@ -1,0 +1,263 @@
+"""`penstock produce`: lines become records."""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from typing import IO, Annotated, Any
+
+import typer
+
+from penstock.cli.client import Cluster, explain
+from penstock.cli.failure import WRONG_USAGE, Failure
+from penstock.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, pairs
+from penstock.cli.output import note, plural
+from penstock.cli.records import FORMATS, Outgoing, line_reader
+
+UNKNOWN_TOPIC_TIMEOUT_MS = 5000
+PROGRESS_EVERY_LINES = 1000
+
+
+class Acks(StrEnum):
+    ALL = "all"
+    ONE = "1"
+    NONE = "0"
+
+
+class Codec(StrEnum):
+    NONE = "none"
+    GZIP = "gzip"
+    SNAPPY = "snappy"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+def produce(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    values: Annotated[
+        list[str] | None, typer.Argument(metavar="VALUE", help="Records; standard input if not given.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of every record.")
+    ] = None,
+    key_separator: Annotated[
+        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Each line is KEY TEXT VALUE.")
+    ] = None,
+    headers: Annotated[
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header of every record.")
+    ] = None,
+    format_name: Annotated[
+        str,
+        typer.Option(
+            "--format", "-f", metavar="FORMAT", help=f"How lines are written: {', '.join(FORMATS)}."
+        ),
+    ] = "text",
+    file: Annotated[
+        str | None,
+        typer.Option("--file", "-F", metavar="PATH", help="Read lines from here; - is standard input."),
+    ] = None,
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            "--partition", "-p", metavar="N", min=0, help="Send all to this one; else the key decides."
+        ),
+    ] = None,
+    acks: Annotated[
+        Acks, typer.Option("--acks", help="Who must have a record before it counts as sent.")
+    ] = Acks.ALL,
+    compression: Annotated[Codec, typer.Option("--compression", "-z")] = Codec.NONE,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Give a record up after this.")
+    ] = 30.0,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print partition and offset of each record, as JSON lines.")
+    ] = False,
+) -> None:
+    """Publish records: the values given, or each line of a file or of standard input.
+
+    A line of --format json is {"key": ..., "value": ..., "headers": [["name", "value"]]}, as consume --json
+    writes it; a value of null is a tombstone, and bytes that are not text are {"base64": "..."}.
+    """
+    read = _reader(format_name, key_separator)
+    extra = tuple((name, text.encode()) for name, text in pairs(headers or (), "--header").items())
+    fixed_key = None if key is None else key.encode()
+
+    def outgoing(line: bytes) -> Outgoing:
+        record = read(line)
+        return record._replace(
+            key=record.key if fixed_key is None else fixed_key,
+            headers=(*record.headers, *extra),
+            partition=record.partition if partition is None else partition,
+        )
+
+    producer = Cluster(bootstrap).producer(
+        acks=acks.value,
+        compression_type=compression.value,
+        enable_idempotence=acks is Acks.ALL,
+        message_timeout_ms=int(timeout_s * 1000),
+        topic_metadata_propagation_max_ms=min(UNKNOWN_TOPIC_TIMEOUT_MS, int(timeout_s * 1000)),
+        linger_ms=5,
+    )
+    sent = Sent(topic, bootstrap, as_json)
+    with _lines(values, file) as lines:
+        _send_all(producer, topic, lines, outgoing, sent)
+    sent.finish()
+
+
+def _reader(format_name: str, key_separator: str | None) -> Callable[[bytes], Outgoing]:
+    separator = key_separator.replace("\\t", "\t").encode() if key_separator else None
+    try:
+        return line_reader(format_name, key_separator=separator)
+    except ValueError as error:
+        raise Failure(f"--format: {error}", exit_code=WRONG_USAGE) from None
+
+
+class Sent:
+    """What became of the records; told by the client library as it hears of it."""
+
+    def __init__(self, topic: str, bootstrap: str, as_json: bool) -> None:
+        self.topic = topic
+        self.bootstrap = bootstrap
+        self.as_json = as_json
+        self.ranges: dict[int, tuple[int, int]] = {}
+        self.delivered = 0
+        self.failed = 0
+        self.first_error: Any = None
+
+    def on_delivery(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self.failed += 1
+            self.first_error = self.first_error or error
+            return
+        self.delivered += 1
+        partition, offset = message.partition(), message.offset()
+        first, last = self.ranges.get(partition, (offset, offset))
+        self.ranges[partition] = (min(first, offset), max(last, offset))
+        if self.as_json:
+            place = {"topic": self.topic, "partition": partition, "offset": offset}
+            print(json.dumps({**place, "timestamp": message.timestamp()[1]}))
+
+    def finish(self) -> None:
+        if self.failed:
+            failure = explain(self.first_error, self.bootstrap, subject=f"topic {self.topic}")
+            total = self.failed + self.delivered
+            raise Failure(
+                f"{self.failed} of {plural(total, 'record')} not sent: {failure.message}", hint=failure.hint
+            )
+        if not self.as_json:
+            note(self.summary())
+
+    def summary(self) -> str:
+        places = ", ".join(
+            f"partition {partition} offset {first}" + (f"-{last}" if last != first else "")
+            for partition, (first, last) in sorted(self.ranges.items())
+            if first >= 0
+        )
+        return f"{plural(self.delivered, 'record')} to {self.topic}" + (f" ({places})" if places else "")
+
+
+def _send_all(
+    producer: Any, topic: str, lines: Iterable[bytes], outgoing: Callable[[bytes], Outgoing], sent: Sent
+) -> None:
+    """Everything read so far is delivered even when a line is wrong or the user interrupts."""
+    try:
+        for number, line in enumerate(lines, 1):
+            try:
+                record = outgoing(line)
+            except ValueError as error:
+                raise Failure(f"line {number}: {error}") from None
+            _send(producer, topic, record, sent)
+    finally:
+        while producer.flush(1.0):
+            pass
+
+
+def _send(producer: Any, topic: str, record: Outgoing, sent: Sent) -> None:
+    from confluent_kafka import KafkaException
+
+    while True:
+        try:
+            producer.produce(
+                topic,
+                value=record.value,
+                key=record.key,
+                partition=record.partition,
+                timestamp=record.timestamp_ms,
+                headers=list(record.headers),
+                on_delivery=sent.on_delivery,
+            )
+        except BufferError:
+            producer.poll(0.1)  # the queue is full: wait for the broker
+        except KafkaException as error:
+            raise explain(error, sent.bootstrap, subject=f"topic {topic}") from None
+        else:
+            producer.poll(0)
+            return
+
+
+@contextlib.contextmanager
+def _lines(values: list[str] | None, file: str | None) -> Iterator[Iterable[bytes]]:
+    """The input as lines without their ends; with a progress bar where someone watches and waits."""
+    if values and file:
+        raise Failure("give values or --file, not both", exit_code=WRONG_USAGE)
+    if values:
+        yield (value.encode() for value in values)
+        return
+    if file and file != "-":
+        try:
+            source: IO[bytes] = open(file, "rb")  # noqa: SIM115 - closed below, by the with
+        except OSError as error:
+            raise Failure(f"cannot read {file}: {error.strerror}") from None
+        with source, _progress(source, os.fstat(source.fileno()).st_size) as counted:
+            yield counted
+        return
+    if sys.stdin.isatty():
+        note("one record per line; Ctrl-D ends")
+        yield _stripped(sys.stdin.buffer)
+        return
+    with _progress(sys.stdin.buffer, None) as counted:
+        yield counted
+
+
+def _stripped(source: Iterable[bytes]) -> Iterator[bytes]:
+    for line in source:
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+@contextlib.contextmanager
+def _progress(source: Iterable[bytes], total_bytes: int | None) -> Iterator[Iterable[bytes]]:
+    if not sys.stderr.isatty():
+        yield _stripped(source)
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("sending"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("sending", total=total_bytes)
+
+        def counted() -> Iterator[bytes]:
+            seen_bytes = 0
+            for number, line in enumerate(source, 1):
+                seen_bytes += len(line)
+                if number % PROGRESS_EVERY_LINES == 0:
+                    progress.update(task, completed=seen_bytes)
+                yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+        yield counted()
