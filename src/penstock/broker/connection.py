@@ -37,8 +37,8 @@ class Slot:
 
 class Connection(asyncio.BufferedProtocol):
     __slots__ = (
-        "_backlog", "_closing", "_filled", "_muted", "_needed", "_partial", "_partial_view", "_slots", "_transport",
-        "_write_paused", "client_host", "last_active", "listener", "peer", "server",
+        "_backlog", "_closing", "_corked", "_filled", "_muted", "_needed", "_partial", "_partial_view", "_slots",
+        "_transport", "_write_paused", "client_host", "last_active", "listener", "peer", "server",
     )  # fmt: skip
 
     def __init__(self, server: Server, listener: str) -> None:
@@ -52,6 +52,7 @@ class Connection(asyncio.BufferedProtocol):
         self._partial_view = memoryview(b"")
         self._filled = self._needed = 0
         self._backlog = b""
+        self._corked: list[BytesLike] | None = None  # replies held back while frames are handled
         self._muted = self._write_paused = self._closing = False
 
     def __repr__(self) -> str:
@@ -123,11 +124,19 @@ class Connection(asyncio.BufferedProtocol):
             self._consume(view, 4)
         else:
             self._handle(view[4:needed])
-        view.release()
         self.server.buffers.give_back(partial)
 
     def _consume(self, data: memoryview, end: int) -> None:
-        """Handle every whole frame in data[:end] and keep what is left of the last one."""
+        """Handle every whole frame in data[:end]; replies to pipelined requests leave together."""
+        self._corked = corked = []
+        try:
+            self._consume_frames(data, end)
+        finally:
+            self._corked = None
+        if corked and self._transport is not None:
+            self._transport.writelines(corked)
+
+    def _consume_frames(self, data: memoryview, end: int) -> None:
         position = 0
         while end - position >= 4:
             (size,) = _SIZE.unpack_from(data, position)
@@ -238,9 +247,10 @@ class Connection(asyncio.BufferedProtocol):
             self.unmute()
 
     def _write(self, reply: bytes | bytearray | list[BytesLike]) -> None:
-        if self._transport is None:
-            return
-        if isinstance(reply, list):
-            self._transport.writelines(reply)
-        else:
-            self._transport.write(reply)
+        if self._corked is not None:
+            self._corked += reply if isinstance(reply, list) else (reply,)
+        elif self._transport is not None:
+            if isinstance(reply, list):
+                self._transport.writelines(reply)
+            else:
+                self._transport.write(reply)
