@@ -29,18 +29,18 @@ class Rolled(NamedTuple):
 
 
 class FlushGate:
-    """Lets one flush through at a time, and none once the log is closed or its folder has gone."""
+    """What a flush holds while it works. A ticket of another generation finds nothing left to do."""
 
-    __slots__ = ("closed", "lock")
+    __slots__ = ("generation", "lock")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.closed = False
+        self.generation = 0
 
-    def close(self) -> None:
-        """Waits for the flush that is under way."""
+    def next_generation(self) -> None:
+        """The files have been cut or closed. Waits for the flush that is under way."""
         with self.lock:
-            self.closed = True
+            self.generation += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class FlushTicket:
 
     def run(self) -> None:
         with self.gate.lock:
-            if not self.gate.closed:
+            if self.gate.generation == self.generation:
                 self.sync()
 
     def sync(self) -> None:
@@ -86,14 +86,22 @@ class FlushTicket:
 
 
 def _sync_rolled(item: Rolled) -> None:
-    if item.segment.is_deleted:
-        return
     if item.file is not None:
         os.fdatasync(item.file.fd)
     else:
-        fd = os.open(item.segment.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
-    write_indexes(item.segment)
+        _sync_closed(item.segment)
+    if not item.segment.is_deleted:
+        write_indexes(item.segment)
+
+
+def _sync_closed(segment: Segment) -> None:
+    try:
+        fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if segment.is_deleted:
+            return
+        raise
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)

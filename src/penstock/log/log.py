@@ -3,6 +3,7 @@
 import struct
 import threading
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Final, Self
 
@@ -22,10 +23,14 @@ from penstock.log.walk import NEAR_BYTES, walk
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.records import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL, BatchHeader, restamp
 
-__all__ = ("Appended", "Log", "LogPosition", "Slice", "TimestampMatch")
+__all__ = ("Appended", "Log", "LogPosition", "SegmentsChanged", "Slice", "TimestampMatch")
 
 #: Base offset, length and leader epoch: what a broker stamps, and the checksum does not cover.
 _STAMP: Final = struct.Struct(">qii")
+
+
+class SegmentsChanged(Exception):
+    """Retention or truncation took segments that compaction was about to replace."""
 
 
 class Log:
@@ -45,9 +50,9 @@ class Log:
         self._tail = Tail(segments.last)
         self._rolled: list[Rolled] = []
         self._ticket: FlushTicket | None = None
-        self._generation = 0  # of the files' content: truncation makes a new one
         self._names_changed = False
         self._gate = FlushGate()
+        self._replacing: tuple[Segment, ...] = ()
         # Taken by whoever changes the list of segments: rolling on the loop, compaction in its thread.
         self._lock = threading.Lock()
 
@@ -283,7 +288,7 @@ class Log:
         with self._lock:
             self._ticket = ticket = FlushTicket(
                 upto=self.end,
-                generation=self._generation,
+                generation=self._gate.generation,
                 directory=self.directory,
                 gate=self._gate,
                 tail=self._tail.file,
@@ -308,14 +313,17 @@ class Log:
             if not segment.is_deleted:
                 offsets, times = segment.loaded_indexes
                 self.files.index_loaded(segment, offsets, times)
-        if ticket.generation == self._generation:
+        if ticket.generation == self._gate.generation:
             self.synced = ticket.upto
+        else:
+            self.epochs.dirty = self._names_changed = True
 
     def _let_go(self, segments: Sequence[Segment]) -> None:
+        leaving = set(segments)
         for item in self._rolled:
-            if item.segment in segments and item.file is not None:
+            if item.segment in leaving and item.file is not None:
                 item.file.drop()
-        self._rolled = [item for item in self._rolled if item.segment not in segments]
+        self._rolled = [item for item in self._rolled if item.segment not in leaving]
 
     # Retention and replacement
 
@@ -342,8 +350,7 @@ class Log:
 
     def remove_segments(self, segments: Sequence[Segment], now_ms: int) -> list[Path]:
         """Take the oldest segments out of the log. Returns files to unlink after `file_delete_delay_ms`."""
-        present = [segment for segment in segments if segment in self.segments]
-        assert present == list(self.segments[: len(present)]), "only the oldest segments can go"
+        present = self._removable(segments)
         if not present:
             return []
         if present[-1] is self._tail.segment:
@@ -361,23 +368,44 @@ class Log:
         stale = [self.directory / offset_file(base, SNAPSHOT) for base in bases]
         return [*leftovers.existing_files(present), *(path for path in stale if path.exists())]
 
+    def _removable(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Those still there, up to the first that compaction is just about to replace."""
+        with self._lock:
+            busy, current = self._replacing, self._reader.segments.items
+            there = set(current)
+            present = [segment for segment in segments if segment in there]
+        assert present == current[: len(present)], "only the oldest segments can go"
+        return list(takewhile(lambda segment: segment not in busy, present))
+
     def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> list[Path]:
         """Put finished segments of a SegmentWriter in the place of old ones. In any thread.
 
         Returns files to unlink after `file_delete_delay_ms`; until then reads under way may use them.
+        Raises SegmentsChanged when an old segment has gone meanwhile; nothing has changed then.
         """
         assert new, "even an empty range keeps a segment"
-        leftovers.commit_swap(new, self.files)
-        with self._lock:
-            current = self._reader.segments
-            assert all(segment in current.items for segment in old), "the log has changed meanwhile"
-            assert self._tail.segment not in old, "the active segment stays"
-            self._reader.use(current.replaced(old, new))
-            self._let_go(old)
-        unlink = leftovers.finish_swap(old, new, self.files)
+        self._begin_replacing(old)
+        try:
+            leftovers.commit_swap(new, self.files)
+            # A flush would write the old segments' indexes under names that now are the new ones'.
+            with self._gate.lock:
+                with self._lock:
+                    self._reader.use(self._reader.segments.replaced(old, new))
+                    self._let_go(old)
+                unlink = leftovers.finish_swap(old, new, self.files)
+        finally:
+            self._replacing = ()
         for segment in old:
             self.files.forget(segment)
         return unlink
+
+    def _begin_replacing(self, old: Sequence[Segment]) -> None:
+        assert not self._replacing, "one compaction at a time"
+        with self._lock:
+            if not set(self._reader.segments.items).issuperset(old):
+                raise SegmentsChanged(f"{self.directory.name}: segments to replace have gone")
+            assert self._tail.segment not in old, "the active segment stays"
+            self._replacing = tuple(old)
 
     # Truncation
 
@@ -388,6 +416,7 @@ class Log:
         if offset <= self.segments[0].base_offset:
             self.truncate_fully_and_start_at(offset, now_ms)
             return
+        self._gate.next_generation()
         target = self.position_of(offset)
         segments = self._reader.segments
         kept = segments.holding(target.segment_base)
@@ -397,6 +426,7 @@ class Log:
 
     def truncate_fully_and_start_at(self, offset: int, now_ms: int) -> None:
         """Drop everything; the next batch gets this offset. Blocking, while nothing else appends."""
+        self._gate.next_generation()
         self._let_go([item.segment for item in self._rolled])
         self._tail.close()
         recovery.discard_segments(list(self.segments), self.files)
@@ -419,7 +449,6 @@ class Log:
         self._reader.use(SegmentList(kept.items[: kept.items.index(segment) + 1]))
 
     def _after_truncation(self, end: LogPosition, now_ms: int) -> None:
-        self._generation += 1
         self.end = end
         self.start_offset = min(self.start_offset, end.offset)
         if self.synced.offset > end.offset:
@@ -465,7 +494,7 @@ class Log:
             segment.directory = directory
 
     def _stop_flushing(self) -> None:
-        self._gate.close()
+        self._gate.next_generation()
         if self._ticket is not None:
             self._ticket.release_files()
             self._ticket = None

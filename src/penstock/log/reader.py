@@ -108,6 +108,8 @@ class Reader:
         data = self.files.read(fd, max(max_bytes, HEADER_BYTES), position, nowait)
         base_offset, length, _, _, _, _, delta, *_ = HEADER.unpack_from(data)
         first_bytes = length + LENGTH_OVERHEAD_BYTES
+        if first_bytes < HEADER_BYTES:
+            raise _damaged(segment, position)
         if first_bytes > max_bytes:
             if not at_least_one:
                 return b"", -1

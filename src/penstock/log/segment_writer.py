@@ -40,10 +40,11 @@ class SegmentWriter:
     def finish(self, modified_ms: int) -> Segment:
         """Durable, indexed and dated as the segments it stands for."""
         os.fsync(self._fd)
-        os.close(self._fd)
         write_indexes(self.segment)
         for path in (self.segment.path, *self.segment.index_files):
             os.utime(path, ns=(modified_ms * 1_000_000,) * 2)
+        # Last, so that `discard` is right after anything above has failed.
+        os.close(self._fd)
         return self.segment
 
     def discard(self) -> None:

@@ -52,8 +52,10 @@ class SegmentList:
         return self.items[self.slot_of(offset)]
 
     def without(self, gone: Sequence[Segment]) -> "SegmentList":
-        return SegmentList(segment for segment in self.items if segment not in gone)
+        leaving = set(gone)
+        return SegmentList(segment for segment in self.items if segment not in leaving)
 
     def replaced(self, old: Sequence[Segment], new: Sequence[Segment]) -> "SegmentList":
-        kept = [segment for segment in self.items if segment not in old]
+        leaving = set(old)
+        kept = [segment for segment in self.items if segment not in leaving]
         return SegmentList(sorted([*kept, *new], key=lambda segment: segment.base_offset))

@@ -1,0 +1,95 @@
+"""Logs and batches for tests: one way to make each."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.log.config import LogConfig
+from penstock.log.files import FilePool
+from penstock.log.log import Appended, Log
+from penstock.protocol.records import BatchHeader, Record, decode_records, encode_batch, iter_batches
+
+NOW_MS = 1_700_000_000_000
+
+
+def batch_of(
+    *values: bytes,
+    timestamp: int = NOW_MS,
+    producer: tuple[int, int, int] | None = None,
+    attributes: int = 0,
+) -> memoryview:
+    """A batch as a client sends it. `producer` is (id, epoch, sequence)."""
+    producer_id, epoch, sequence = producer or (-1, -1, -1)
+    records = [Record(place, timestamp, b"key", value) for place, value in enumerate(values)]
+    return memoryview(
+        encode_batch(
+            records,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            attributes=attributes,
+        )
+    )
+
+
+def marker_of(producer_id: int, epoch: int, *, commit: bool, coordinator_epoch: int = 3) -> memoryview:
+    """The control batch that ends a transaction."""
+    key = b"\0\0" + int(commit).to_bytes(2, "big")
+    value = b"\0\0" + coordinator_epoch.to_bytes(4, "big")
+    batch = encode_batch(
+        [Record(0, NOW_MS, key, value)], attributes=0x30, producer_id=producer_id, producer_epoch=epoch
+    )
+    return memoryview(batch)
+
+
+def open_log(directory: Path, config: LogConfig | None = None, **options: object) -> Log:
+    settings: dict[str, object] = {"files": FilePool(), "now_ms": NOW_MS, **options}
+    return Log.open(directory, config or LogConfig(), **settings)  # type: ignore[arg-type]
+
+
+def append(log: Log, *values: bytes, epoch: int = 0, now_ms: int = NOW_MS, **options: object) -> Appended:
+    return log.append(batch_of(*values, **options), leader_epoch=epoch, now_ms=now_ms)  # type: ignore[arg-type]
+
+
+def fill(log: Log, count: int, size: int = 100, **options: object) -> None:
+    for _ in range(count):
+        append(log, bytes(size), **options)
+
+
+def flush(log: Log) -> None:
+    ticket = log.flush_begin()
+    if ticket is not None:
+        ticket.run()
+        log.flush_done(ticket)
+
+
+def read_batches(
+    log: Log, offset: int | None = None, max_bytes: int = 1 << 20
+) -> list[tuple[BatchHeader, bytes]]:
+    """Everything from an offset to the end, slice by slice as a consumer would."""
+    found: list[tuple[BatchHeader, bytes]] = []
+    position = log.start_offset if offset is None else offset
+    while position < log.end_offset:
+        piece = log.read(position, max_bytes, log.end)
+        if not piece.data:
+            break
+        found += [(header, bytes(batch)) for header, batch in iter_batches(piece.data)]
+        assert sum(len(batch) for _, batch in iter_batches(piece.data)) == len(piece.data)
+        position = piece.next_offset
+    return found
+
+
+def values_in(log: Log, offset: int | None = None, max_bytes: int = 1 << 20) -> list[bytes | None]:
+    batches = read_batches(log, offset, max_bytes)
+    return [record.value for _, batch in batches for record in decode_records(batch, 1 << 20)]
+
+
+def offsets_in(log: Log) -> list[int]:
+    return [
+        offset
+        for header, _ in read_batches(log)
+        for offset in range(header.base_offset, header.last_offset + 1)
+    ]
+
+
+def files_in(directory: Path, kind: str = "") -> Iterator[str]:
+    return iter(sorted(path.name for path in directory.iterdir() if path.name.endswith(kind)))

@@ -1,0 +1,141 @@
+"""Swapping compacted segments in, and finishing the swap after a crash at any of its steps."""
+
+import os
+import shutil
+
+import pytest
+
+from penstock.log.config import LogConfig
+from penstock.log.files import FilePool
+from penstock.log.log import SegmentsChanged
+from penstock.log.segment_writer import SegmentWriter
+from penstock.log.walk import read_batch, walk
+from tests.unit.log.helpers import NOW_MS, fill, files_in, flush, open_log, read_batches
+
+SMALL = LogConfig(segment_bytes=800, index_interval_bytes=200)
+
+
+def rewritten(log, segments, keep):
+    """The batches of some segments that `keep` says, in one new segment."""
+    writer = SegmentWriter(log.directory, segments[0].base_offset, SMALL)
+    for segment in segments:
+        fd = os.open(segment.path, os.O_RDONLY)
+        for position, header in walk(fd, 0, segment.size):
+            if keep(header):
+                writer.append(header, read_batch(fd, position, header))
+        os.close(fd)
+    return writer.finish(modified_ms=123_000)
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 20)
+    flush(log)
+    return log
+
+
+def bases(log):
+    return [header.base_offset for header, _ in read_batches(log)]
+
+
+def even(header):
+    return header.base_offset % 2 == 0
+
+
+def test_the_new_segment_takes_the_place_of_the_old_ones(log):
+    old = list(log.segments[:2])
+    active_base = log.active_segment.base_offset
+    untouched = [base for base in bases(log) if base >= log.segments[2].base_offset]
+    unlink = log.replace_segments(old, [rewritten(log, old, even)])
+    expected = [base for base in range(old[1].next_base) if base % 2 == 0] + untouched
+    assert bases(log) == expected
+    assert log.active_segment.base_offset == active_base
+    assert all(path.name.endswith(".deleted") and path.exists() for path in unlink)
+    assert len(unlink) == 6
+    assert log.segments[0].path.stat().st_mtime == 123
+    for path in unlink:
+        path.unlink()
+    log.close()
+    reopened = open_log(log.directory, SMALL, clean=True)
+    assert bases(reopened) == expected
+    assert reopened.end_offset == 20
+
+
+def test_a_reader_of_the_old_segment_is_not_disturbed(log):
+    old = log.segments[0]
+    before = log.read(0, 200, log.end)
+    file = log.files.pin(old)
+    log.replace_segments([old], [rewritten(log, [old], even)])
+    assert os.pread(file.fd, len(before.data), 0) == before.data
+    log.files.unpin(file)
+    assert log.read(1, 200, log.end).data != before.data
+
+
+def test_segments_that_have_gone_are_not_replaced(log):
+    old = log.segments[0]
+    new = rewritten(log, [old], even)
+    log.remove_segments([old], NOW_MS)
+    with pytest.raises(SegmentsChanged):
+        log.replace_segments([old], [new])
+    assert new.path.name.endswith(".cleaned")
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_after(monkeypatch, renames):
+    """The process ends before the n-th rename from here."""
+    real, left = os.rename, [renames]
+
+    def rename(*args):
+        if left[0] == 0:
+            raise Crash
+        left[0] -= 1
+        real(*args)
+
+    monkeypatch.setattr(os, "rename", rename)
+
+
+@pytest.mark.parametrize("steps", range(26))
+def test_a_crash_at_any_step_leaves_either_the_old_or_the_new(log, tmp_path, monkeypatch, steps):
+    """Two old segments become two new ones; each rename tried is a step: four files of each segment."""
+    old = list(log.segments[:2])
+    everything = bases(log)
+    compacted = [b for b in everything if b >= old[1].next_base or b % 2 == 0]
+    writers = [rewritten(log, [segment], even) for segment in old]
+    with monkeypatch.context() as patched:
+        crash_after(patched, steps)
+        try:
+            log.replace_segments(old, writers)
+            crashed = False
+        except Crash:
+            crashed = True
+    shutil.copytree(log.directory, tmp_path / "copy-0")
+    recovered = open_log(tmp_path / "copy-0", SMALL, recovery_point=20)
+    assert bases(recovered) == (everything if steps < 8 else compacted)
+    assert recovered.end_offset == 20
+    assert not [n for n in files_in(tmp_path / "copy-0") if n.endswith((".swap", ".cleaned", ".deleted"))]
+    assert crashed == (steps < 24)
+    for offset in range(20):
+        found = read_batches(recovered, offset)
+        assert not found or found[0][0].base_offset >= offset
+
+
+def test_half_written_cleaned_files_are_removed(log, tmp_path):
+    writer = SegmentWriter(log.directory, 0, SMALL)
+    fd = os.open(log.segments[0].path, os.O_RDONLY)
+    for position, header in walk(fd, 0, log.segments[0].size):
+        writer.append(header, read_batch(fd, position, header))
+    os.close(fd)
+    log.abandon()
+    reopened = open_log(log.directory, SMALL, files=FilePool())
+    assert bases(reopened) == list(range(20))
+    assert not list(files_in(log.directory, ".cleaned"))
+
+
+def test_a_discarded_writer_leaves_nothing(log):
+    before = set(files_in(log.directory))
+    SegmentWriter(log.directory, 0, SMALL).discard()
+    assert set(files_in(log.directory)) == before
