@@ -92,6 +92,10 @@ class Connection(asyncio.BufferedProtocol):
     def is_open(self) -> bool:
         return not self._closing
 
+    def owes(self, api_key: int) -> bool:
+        """A reply to such a request is still due."""
+        return any(slot.api_key == api_key and not slot.done for slot in self._slots)
+
     @property
     def is_mid_frame(self) -> bool:
         return self._partial is not None
@@ -128,7 +132,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _consume(self, data: memoryview, end: int) -> None:
         """Handle every whole frame in data[:end]; replies to pipelined requests leave together."""
-        self._corked = corked = []
+        corked: list[BytesLike] = []
+        self._corked = corked
         try:
             self._consume_frames(data, end)
         finally:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ def end_process(error: OSError) -> None:
 class Flusher:
     """Syncs one log on request; `on_synced` is called on the loop when `log.synced` has moved."""
 
-    __slots__ = ("_executor", "_in_flight", "_log", "_loop", "_metrics", "_on_synced", "_wanted")
+    __slots__ = ("_closed", "_executor", "_in_flight", "_log", "_loop", "_metrics", "_on_synced", "_wanted")
 
     def __init__(
         self,
@@ -45,9 +46,11 @@ class Flusher:
         self._metrics = metrics
         self._on_synced = on_synced
         self._loop = loop
-        self._in_flight = self._wanted = False
+        self._in_flight = self._wanted = self._closed = False
 
     def request(self) -> None:
+        if self._closed:
+            return
         if self._in_flight:
             self._wanted = True
             return
@@ -63,12 +66,16 @@ class Flusher:
                 ticket.run()
             except OSError as failure:
                 error = failure
-            try:
+            with suppress(RuntimeError):  # the loop has closed: nobody waits for this sync any more
                 self._loop.call_soon_threadsafe(self._done, ticket, error, started)
-            except RuntimeError:
-                pass  # the loop has closed: nobody waits for this sync any more
 
         self._executor.submit(run)
+
+    async def close(self) -> None:
+        """Begin no more, and wait for the one under way: its files are about to be closed or moved."""
+        self._closed = True
+        while self._in_flight:
+            await asyncio.sleep(0.001)
 
     def _done(self, ticket: FlushTicket, error: OSError | None, started: float) -> None:
         if error is not None:

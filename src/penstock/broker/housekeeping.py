@@ -24,6 +24,7 @@ class Housekeeping:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._cleaner: Cleaner | None = None
+        self._stopping = False
         self._flush_due_ms: dict[Partition, int] = {}
 
     def start(self) -> None:
@@ -38,8 +39,7 @@ class Housekeeping:
             self._repeat("cleaner", settings.integer("log.cleaner.backoff.ms"), self._clean)
 
     def stop(self) -> None:
-        if self._cleaner is not None:
-            self._cleaner.cancel()
+        self._stopping = True
 
     def _repeat(self, name: str, interval_ms: int, chore: Callable[[], Awaitable[None]]) -> None:
         async def forever() -> None:
@@ -60,7 +60,7 @@ class Housekeeping:
     async def apply_retention(self, partition: Partition) -> None:
         log, now_ms = partition.log, self._node.now_ms()
         expired = await self._node.in_thread(log.expired_segments, now_ms, partition.high_watermark)
-        if not expired or partition.is_retired:
+        if not expired or partition.is_retired or self._is_being_cleaned(partition):
             return
         try:
             files = log.remove_segments(expired, now_ms)
@@ -76,6 +76,9 @@ class Housekeeping:
             },
         )
         self.unlink_later(files, log.config.file_delete_delay_ms)
+
+    def _is_being_cleaned(self, partition: Partition) -> bool:
+        return self._cleaner is not None and self._cleaner.busy == (partition.topic, partition.index)
 
     def unlink_later(self, files: list[Path], delay_ms: int) -> None:
         """Reads under way may still use them; what a stop leaves behind goes at the next start."""
@@ -112,23 +115,29 @@ class Housekeeping:
 
     async def _clean(self) -> None:
         """Clean one log after the other while any is worth it."""
-        if self._cleaner is None:
-            from penstock.log.cleaner import Cleaner
+        from penstock.log.cleaner import Cleanable, Cleaner
 
+        if self._cleaner is None:
             self._cleaner = Cleaner(
                 self._node.store.directory,
-                dedupe_bytes_max=self._node.settings.integer("log.cleaner.dedupe.buffer.size"),
+                dedupe_buffer_bytes=self._node.settings.integer("log.cleaner.dedupe.buffer.size"),
             )
-        while True:
+        while not self._stopping:
             logs = {
-                (p.topic, p.index): (p.log, p.last_stable.offset)
+                (p.topic, p.index): Cleanable(p.log, p.last_stable.offset)
                 for p in self._node.partitions
                 if p.is_compacted
             }
-            cleaned = await self._node.in_thread(self._cleaner.clean_one, logs, self._node.now_ms())
-            if cleaned is None:
+            report = await self._node.in_thread(
+                self._cleaner.clean_filthiest,
+                logs,
+                now_ms=self._node.now_ms(),
+                is_cancelled=lambda: self._stopping,
+            )
+            if report is None:
                 return
-            self.unlink_later(cleaned.files_to_unlink, cleaned.delay_ms)
+            cleaned = logs[report.partition].log
+            self.unlink_later(list(report.unlink), cleaned.config.file_delete_delay_ms)
 
 
 def _unlink(files: list[Path]) -> None:

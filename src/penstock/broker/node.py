@@ -22,6 +22,7 @@ from penstock.broker.listeners import Listener
 from penstock.broker.metadata import MetadataLog
 from penstock.broker.metrics import Metrics
 from penstock.broker.partitions import PartitionTable
+from penstock.broker.producer_ids import ProducerIds
 from penstock.broker.preparation import prepare
 from penstock.broker.server import Server
 from penstock.broker.settings import Settings
@@ -53,6 +54,8 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Faults = Callable[["RequestContext", "Connection", memoryview, "Dispatcher"], bool]
 
+#: How long a stopping node waits for replies that are under way.
+_DRAIN_SECONDS: Final = 2.0
 _METADATA_TOPIC_ID: Final = UUID(int=1)
 _METADATA_CONFIG: Final = LogConfig(
     retention_ms=-1, retention_bytes=-1, cleanup_delete=False, max_message_bytes=2**31 - 1, flush="ack"
@@ -105,6 +108,7 @@ class Node:
             partial(random.randint, 1, 2**31 - 1),
         )
         self.fetch_bytes_max = settings.integer("fetch.max.bytes")
+        self.producer_ids = ProducerIds(self)
         self.faults: Faults | None = None
         self.store: LogStore
         self.metadata: MetadataLog
@@ -216,14 +220,14 @@ class Node:
         self.state = "stopping"
         self._housekeeping.stop()
         if hasattr(self, "server"):
-            await self.server.close()
+            await self.server.close(_DRAIN_SECONDS if clean else 0)
         if hasattr(self, "groups"):
             self.groups.close()
-        for partition in self.partitions:
-            partition.retire()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for partition in self.partitions:
+            await partition.close()
         if self.http is not None:
             await self.http.close()
         if hasattr(self, "store"):

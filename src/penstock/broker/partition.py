@@ -193,8 +193,12 @@ class Partition:
     def unwatch(self, waiter: FetchWaiter) -> None:
         self._fetch_waiters.discard(waiter)
 
-    def retire(self) -> None:
-        """The topic is gone or the node stops: nobody may wait for ever."""
+    async def close(self) -> None:
+        """The topic is gone or the node stops: nobody may wait for ever, and the files are let go of."""
+        self._retire()
+        await self._flusher.close()
+
+    def _retire(self) -> None:
         self._retired = True
         error = ApiError(ErrorCode.not_leader_or_follower, "partition is closed")
         while self._commit_waiters:

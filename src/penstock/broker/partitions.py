@@ -125,7 +125,7 @@ class PartitionTable:
         self.by_raw_id.pop(topic.id.bytes, None)
         self._node.metrics.topics.pop(topic.name, None)
         for partition in partitions.values():
-            partition.retire()
+            await partition.close()
         await self._node.in_thread(self._delete_logs, topic.name, sorted(partitions))
 
     def _delete_logs(self, topic: str, indexes: list[int]) -> None:

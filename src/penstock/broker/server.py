@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from penstock.broker.apis import PRODUCE
 from penstock.broker.buffers import FrameBuffers
 from penstock.broker.connection import Connection
 from penstock.broker.dispatch import Dispatcher
@@ -61,11 +62,21 @@ class Server:
             await server.start_serving()
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 
-    async def close(self) -> None:
+    async def close(self, drain_seconds: float = 0) -> None:
+        """Take no new requests, give writes under way time to be answered, and hang up."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         for server in self._servers:
             server.close()
+        for connection in self.connections:
+            connection.mute()
+        deadline = self.clock() + drain_seconds
+        while self.clock() < deadline and any(c.owes(PRODUCE) for c in self.connections):
+            await asyncio.sleep(0.002)
+        for connection in list(self.connections):
+            connection.close()
+        while self.clock() < deadline and self.connections:
+            await asyncio.sleep(0.002)
         for connection in list(self.connections):
             connection.abort()
         await asyncio.sleep(0)

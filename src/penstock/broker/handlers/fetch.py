@@ -131,7 +131,7 @@ class _Fetch:
         if wanted.last_fetched_epoch >= 0 and (diverging := _divergence(log, wanted)) is not None:
             return PartitionData(key[1], _OK, high, stable, log.start_offset, diverging_epoch=diverging)
         records: BytesLike = b""
-        if not log.start_offset <= wanted.offset <= high:
+        if not log.start_offset <= wanted.offset <= log.end_offset:
             raise ApiError(ErrorCode.offset_out_of_range)
         if wanted.offset < upto.offset and (bytes_left > 0 or is_first):
             size = min(wanted.max_bytes, bytes_left)
