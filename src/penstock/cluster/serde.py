@@ -39,6 +39,9 @@ def decode_record(data: bytes) -> MetadataRecord:
         return _decode(data)
     except SerialError as error:
         raise UnreadableRecord(f"metadata record is cut short or damaged: {error}") from error
+    except KeyError as error:
+        # kio's reader knows no way past a tagged field that it has not heard of.
+        raise UnreadableRecord(f"metadata record is of a newer kind: {error}") from error
 
 
 def _decode(data: bytes) -> MetadataRecord:
