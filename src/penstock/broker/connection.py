@@ -199,7 +199,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def unmute(self) -> None:
         """Go on reading, first with what was already received."""
-        if not self._muted or self._write_paused or len(self._slots) >= self.server.inflight_max:
+        server = self.server
+        if (
+            not self._muted
+            or self._write_paused
+            or len(self._slots) >= server.inflight_max
+            or server.is_closing
+        ):
             return
         self._muted = False
         backlog, self._backlog = self._backlog, b""
@@ -249,6 +255,7 @@ class Connection(asyncio.BufferedProtocol):
             if ready is not None:
                 self._write(ready)
         if self._muted:
+            self.server.progress()
             self.unmute()
 
     def _write(self, reply: bytes | bytearray | list[BytesLike]) -> None:

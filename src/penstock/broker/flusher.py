@@ -30,7 +30,17 @@ def end_process(error: OSError) -> None:
 class Flusher:
     """Syncs one log on request; `on_synced` is called on the loop when `log.synced` has moved."""
 
-    __slots__ = ("_closed", "_executor", "_in_flight", "_log", "_loop", "_metrics", "_on_synced", "_wanted")
+    __slots__ = (
+        "_closed",
+        "_executor",
+        "_idle",
+        "_in_flight",
+        "_log",
+        "_loop",
+        "_metrics",
+        "_on_synced",
+        "_wanted",
+    )
 
     def __init__(
         self,
@@ -46,6 +56,7 @@ class Flusher:
         self._metrics = metrics
         self._on_synced = on_synced
         self._loop = loop
+        self._idle: asyncio.Future[None] | None = None
         self._in_flight = self._wanted = self._closed = False
 
     def request(self) -> None:
@@ -74,8 +85,9 @@ class Flusher:
     async def close(self) -> None:
         """Begin no more, and wait for the one under way: its files are about to be closed or moved."""
         self._closed = True
-        while self._in_flight:
-            await asyncio.sleep(0.001)
+        if self._in_flight:
+            self._idle = self._loop.create_future()
+            await self._idle
 
     def _done(self, ticket: FlushTicket, error: OSError | None, started: float) -> None:
         if error is not None:
@@ -84,6 +96,8 @@ class Flusher:
         self._metrics.flushes.observe(perf_counter() - started)
         self._in_flight = False
         self._log.flush_done(ticket)
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
         if self._wanted:
             self._wanted = False
             self.request()

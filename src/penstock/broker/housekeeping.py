@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
-    from penstock.log.cleaner import Cleaner
     from penstock.broker.node import Node
     from penstock.broker.partition import Partition
+    from penstock.log.cleaner import Cleaner
 
 logger = logging.getLogger("penstock.housekeeping")
 

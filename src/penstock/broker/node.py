@@ -22,8 +22,8 @@ from penstock.broker.listeners import Listener
 from penstock.broker.metadata import MetadataLog
 from penstock.broker.metrics import Metrics
 from penstock.broker.partitions import PartitionTable
-from penstock.broker.producer_ids import ProducerIds
 from penstock.broker.preparation import prepare
+from penstock.broker.producer_ids import ProducerIds
 from penstock.broker.server import Server
 from penstock.broker.settings import Settings
 from penstock.broker.topic_settings import node_layers
@@ -217,6 +217,8 @@ class Node:
 
     async def stop(self, *, clean: bool = True) -> None:
         """`clean=False` leaves the data as a crash would, for tests and failed starts."""
+        if self.state in ("stopping", "stopped"):
+            return
         self.state = "stopping"
         self._housekeeping.stop()
         if hasattr(self, "server"):

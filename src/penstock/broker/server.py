@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.broker.apis import PRODUCE
@@ -29,6 +31,7 @@ class Server:
         self.frame_bytes_max = settings.integer("socket.request.max.bytes")
         self.inflight_max = settings.integer("penstock.max.inflight.requests.per.connection")
         self.buffers = FrameBuffers(settings.integer("queued.max.request.bytes"))
+        self.is_closing = False
         self.slow_readers: set[Connection] = set()
         self.connections: set[Connection] = set()
         self.clock = asyncio.get_running_loop().time
@@ -41,6 +44,7 @@ class Server:
         self._per_host: Counter[str] = Counter()
         self._waiting_for_memory: list[Connection] = []
         self._servers: list[asyncio.Server] = []
+        self._progress = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def bind(self, listener: Listener) -> int:
@@ -64,22 +68,31 @@ class Server:
 
     async def close(self, drain_seconds: float = 0) -> None:
         """Take no new requests, give writes under way time to be answered, and hang up."""
+        self.is_closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
         for server in self._servers:
             server.close()
         for connection in self.connections:
             connection.mute()
-        deadline = self.clock() + drain_seconds
-        while self.clock() < deadline and any(c.owes(PRODUCE) for c in self.connections):
-            await asyncio.sleep(0.002)
-        for connection in list(self.connections):
-            connection.close()
-        while self.clock() < deadline and self.connections:
-            await asyncio.sleep(0.002)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain_seconds):
+                await self._until(lambda: not any(c.owes(PRODUCE) for c in self.connections))
+                for connection in list(self.connections):
+                    connection.close()
+                await self._until(lambda: not self.connections)
         for connection in list(self.connections):
             connection.abort()
         await asyncio.sleep(0)
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            self._progress.clear()
+            await self._progress.wait()
+
+    def progress(self) -> None:
+        """A reply has left or a connection has gone: what a stopping server waits for."""
+        self._progress.set()
 
     # -- connections ---------------------------------------------------------------------------------
 
@@ -105,6 +118,7 @@ class Server:
         if self._per_host[host] <= 0:
             del self._per_host[host]
         self._memory_freed()
+        self.progress()
 
     def refuse(self, connection: Connection, reason: str) -> None:
         """A client that does not speak the protocol: said once, cut off, and nobody else notices."""

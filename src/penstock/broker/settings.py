@@ -32,6 +32,7 @@ OTHER_VARIABLES: dict[str, str] = {
     "PENSTOCK_CONFIG": "the TOML file with settings, where --config is not given",
     "PENSTOCK_BOOTSTRAP": "HOST:PORT of the cluster that client commands talk to",
     "PENSTOCK_TEST_BOOTSTRAP": "points the test suite at a running cluster",
+    "PENSTOCK_TEST_EXECUTABLE": "the program that the test suite starts as a broker",
 }
 
 # Kubernetes sets these for a service that has our name in its own.

@@ -88,10 +88,6 @@ _NETWORK = (
         "Addresses told to clients, by listener name; the listener's own address where not given.",
     ),
     _node("socket.listen.backlog.size", _INT, 50, "Connections that may wait to be accepted.", 1),
-    _node("socket.send.buffer.bytes", _INT, 102400, "SO_SNDBUF of each connection; -1 leaves it alone.", -1),
-    _node(
-        "socket.receive.buffer.bytes", _INT, 102400, "SO_RCVBUF of each connection; -1 leaves it alone.", -1
-    ),
     _node("socket.request.max.bytes", _INT, 100 * _MIB, "Largest request frame; a larger one is cut off.", 1),
     _node(
         "queued.max.request.bytes",
@@ -115,7 +111,6 @@ _NETWORK = (
         0,
     ),
     _node("max.request.partition.size.limit", _INT, 2000, "Partitions described in one answer.", 1),
-    _node("request.timeout.ms", _INT, 30_000, "How long the node waits for its peers.", 1),
 )
 
 _TOPICS = (
@@ -205,7 +200,6 @@ _LOG = (
 
 _CLEANER = (
     _node("log.cleaner.enable", _BOOLEAN, True, "Compact topics whose cleanup policy asks for it."),
-    _node("log.cleaner.threads", _INT, 1, "Threads that compact.", 1),
     _node("log.cleaner.backoff.ms", _LONG, 15_000, "Rest of the cleaner when nothing needs it.", 0),
     _node(
         "log.cleaner.dedupe.buffer.size", _LONG, 128 * _MIB, "Memory that compaction may use for keys.", _MIB
