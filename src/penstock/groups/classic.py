@@ -7,6 +7,7 @@ comes back as it was stored, and its members find out by their generation.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from penstock.groups.member import Member
 from penstock.groups.messages import JoinRequest, Protocols
@@ -76,6 +77,11 @@ class ClassicGroup:
     @property
     def can_rebalance(self) -> bool:
         return State.PREPARING_REBALANCE in TRANSITIONS[self.state]
+
+    @property
+    def is_rebalancing(self) -> bool:
+        """A rebalance is under way, which nothing stored tells of."""
+        return self.state in (State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE)
 
     @property
     def all_joined(self) -> bool:
@@ -218,8 +224,24 @@ class ClassicGroup:
             generation=self.generation, protocol=self.protocol, now_ms=now_ms, assignments=assignments
         )
 
+    def renamed(self, old_id: str, new_id: str) -> GroupRecord | None:
+        """What is stored, with a static member's new id in it; None if its instance is not stored yet."""
+        if self.stored is None or all(each.member_id != old_id for each in self.stored.members):
+            return None
+        members = tuple(
+            replace(each, member_id=new_id) if each.member_id == old_id else each
+            for each in self.stored.members
+        )
+        leader = new_id if self.stored.leader == old_id else self.stored.leader
+        return GroupRecord(group=self.group_id, value=replace(self.stored, leader=leader, members=members))
+
     def install(self, stored: StoredGroup) -> None:
         """Become what the record says. Members that live here already keep what they are waiting for."""
+        known = self.stored
+        if known is not None and self.is_rebalancing and stored.generation <= known.generation:
+            # A name changed in what is stored, while the rebalance goes on.
+            self.stored = stored
+            return
         protocol = stored.protocol or ""
         alive = self.members
         self.stored = stored

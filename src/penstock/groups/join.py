@@ -123,6 +123,9 @@ def _join_returning_static(
     if group.state is State.STABLE and group.choose_protocol() == group.protocol:
         _keep_assignment(group, member, request, token, step, old_leader or "")
         return
+    if (renamed := group.renamed(old_id, new_id)) is not None:
+        # If the shard is lost during this rebalance, the new id must not be the one that is fenced.
+        step.store_group(renamed)
     group.park_join(member, token)
     if group.state is State.PREPARING_REBALANCE:
         try_complete_join(group, step)
