@@ -1,6 +1,7 @@
 """The metadata log: what the cluster has decided, durable before anyone sees it.
 
-Decisions are taken one at a time against the image, appended, synced, and only then replayed into it.
+Decisions are taken one at a time against the image, appended, synced, and replayed into a copy. Readers get the
+copy once this node has followed it, so a topic that is seen can be written to.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ _DECODED_BYTES_MAX = 1 << 30
 
 
 class MetadataLog:
-    def __init__(self, node: Node, log: Log, on_change: Callable[[ImageDelta], Awaitable[None]]) -> None:
+    def __init__(
+        self, node: Node, log: Log, follow: Callable[[ImageDelta, ClusterImage], Awaitable[None]]
+    ) -> None:
         self.image = ClusterImage()
         self.log = log
         self._node = node
-        self._on_change = on_change
+        self._follow = follow
         self._turn = asyncio.Lock()
 
     @property
@@ -73,4 +76,8 @@ class MetadataLog:
         )
         self.log.append(memoryview(batch), leader_epoch=1, now_ms=now_ms, internal=True)
         await self._node.sync(self.log)
-        await self._on_change(self.image.apply(records))
+        image = self.image.fork()
+        delta = image.apply(records)
+        await self._follow(delta, image)
+        self.image = image
+        self._node.image_changed(delta)

@@ -26,15 +26,12 @@ from penstock.broker.preparation import prepare
 from penstock.broker.producer_ids import ProducerIds
 from penstock.broker.server import Server
 from penstock.broker.settings import Settings
-from penstock.broker.topic_settings import node_layers
 from penstock.cluster.controller.brokers import BrokerRegistration, restart_sole_broker
 from penstock.cluster.controller.features import set_feature_levels
 from penstock.cluster.delta import ImageDelta
-from penstock.cluster.effective import Effective, effective_topic_settings
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.names import CLUSTER_METADATA
 from penstock.cluster.records import BrokerEndpoint, BrokerFeature
-from penstock.cluster.state import ResourceType
 from penstock.log.config import LogConfig
 from penstock.log.identity import WrongOwner
 from penstock.log.store import LogStore, StoreLocked
@@ -162,7 +159,7 @@ class Node:
         log = self.store.open_or_create(
             CLUSTER_METADATA, 0, _METADATA_TOPIC_ID, _METADATA_CONFIG, now_ms=self.now_ms()
         )
-        self.metadata = MetadataLog(self, log, self._image_changed)
+        self.metadata = MetadataLog(self, log, self.partitions.apply)
         self.metadata.replay()
         self.groups = GroupCoordinator(self)
 
@@ -254,10 +251,6 @@ class Node:
         levels = self.image.features
         return [feature._replace(level=levels.get(feature.name, 0)) for feature in SUPPORTED_FEATURES]
 
-    def effective_topic_settings(self, topic: str) -> dict[str, Effective]:
-        overrides = self.image.config(ResourceType.TOPIC, topic)
-        return effective_topic_settings(overrides, node_layers(self.settings, self.image))
-
     def prepare_batch(self, partition: Partition, records: bytes) -> bytearray | memoryview:
         """Blocking: what a topic that must be looked into makes of a batch. Raises ApiError."""
         return prepare(
@@ -292,8 +285,8 @@ class Node:
             end_process(error)
         log.flush_done(ticket)
 
-    async def _image_changed(self, delta: ImageDelta) -> None:
-        await self.partitions.apply(delta, self.image)
+    def image_changed(self, delta: ImageDelta) -> None:
+        """Called once the new image can be seen."""
         self.groups.image_changed(delta)
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.broker.partition import Partition
-from penstock.broker.topic_settings import log_config
+from penstock.broker.topic_settings import log_config, node_layers
 from penstock.cluster.delta import ImageDelta
+from penstock.cluster.effective import Effective, effective_topic_settings
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.state import ResourceType, TopicState
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -63,17 +64,19 @@ class PartitionTable:
                 partition.isr_size = len(state.isr)
             elif self._node.node_id in state.replicas:
                 wanted[name, index] = topic
-        await self._open(wanted)
+        await self._open(wanted, image)
         for resource in delta.configs_changed:
             self._reconfigure(image, resource.type, resource.name)
 
-    async def _open(self, wanted: dict[tuple[str, int], TopicState]) -> None:
+    async def _open(self, wanted: dict[tuple[str, int], TopicState], image: ClusterImage) -> None:
         if not wanted:
             return
-        configs = {name: self.config_for(name) for name in {name for name, _ in wanted}}
+        settings = {name: self._settings_of(image, name) for name in {name for name, _ in wanted}}
+        configs = {name: log_config(effective) for name, effective in settings.items()}
         logs = await self._node.in_thread(self._open_logs, wanted, configs)
         for (name, index), log in logs.items():
-            self._adopt(wanted[name, index], index, log)
+            partition = self._adopt(wanted[name, index], index, log)
+            partition.min_insync_replicas = _min_insync_replicas(settings[name])
 
     def _open_logs(
         self, wanted: dict[tuple[str, int], TopicState], configs: dict[str, LogConfig]
@@ -94,7 +97,7 @@ class PartitionTable:
         new = {key: (wanted[key].id, configs[key[0]]) for key in wanted.keys() - stored}
         return {**logs, **store.create_these(new, now_ms=now_ms)}
 
-    def _adopt(self, topic: TopicState, index: int, log: Log) -> None:
+    def _adopt(self, topic: TopicState, index: int, log: Log) -> Partition:
         """Serve a log that is open already."""
         state = topic.partitions[index]
         partition = Partition(
@@ -108,17 +111,13 @@ class PartitionTable:
             loop=asyncio.get_running_loop(),
         )
         partition.isr_size = len(state.isr)
-        partition.min_insync_replicas = self._min_insync_replicas(topic.name)
         self.by_raw_name.setdefault(topic.name.encode(), {})[index] = partition
         self.by_raw_id[topic.id.bytes] = self.by_raw_name[topic.name.encode()]
+        return partition
 
-    def config_for(self, topic: str) -> LogConfig:
-        return log_config(self._node.effective_topic_settings(topic))
-
-    def _min_insync_replicas(self, topic: str) -> int:
-        value = self._node.effective_topic_settings(topic)["min.insync.replicas"].value
-        assert isinstance(value, int)
-        return value
+    def _settings_of(self, image: ClusterImage, topic: str) -> dict[str, Effective]:
+        overrides = image.config(ResourceType.TOPIC, topic)
+        return effective_topic_settings(overrides, node_layers(self._node.settings, image))
 
     async def _drop(self, topic: TopicState) -> None:
         partitions = self.by_raw_name.pop(topic.name.encode(), {})
@@ -138,9 +137,15 @@ class PartitionTable:
             partitions = self.by_raw_name.get(topic.encode(), {})
             if not partitions:
                 continue
-            config = self.config_for(topic)
-            min_insync = self._min_insync_replicas(topic)
+            settings = self._settings_of(image, topic)
+            config = log_config(settings)
             for partition in partitions.values():
                 partition.log.configure(config)
-                partition.min_insync_replicas = min_insync
+                partition.min_insync_replicas = _min_insync_replicas(settings)
                 partition.configured()
+
+
+def _min_insync_replicas(settings: dict[str, Effective]) -> int:
+    value = settings["min.insync.replicas"].value
+    assert isinstance(value, int)
+    return value

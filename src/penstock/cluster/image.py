@@ -26,6 +26,7 @@ class ClusterImage:
     __slots__ = (
         "_collisions",
         "_notes",
+        "_own_topics",
         "_transaction",
         "brokers",
         "configs",
@@ -44,7 +45,8 @@ class ClusterImage:
         self.features: dict[str, int] = {}
         self.next_producer_id = 0
         self.tenants = TenantState()
-        self._collisions: dict[str, set[str]] = {}
+        self._collisions: dict[str, frozenset[str]] = {}
+        self._own_topics: set[UUID] = set()  # the others are shared with the image this was forked from
         self._notes = DeltaNotes()
         self._transaction: list[MetadataRecord] | None = None
 
@@ -63,12 +65,23 @@ class ClusterImage:
 
     def colliding_topic(self, name: str) -> str | None:
         """An existing topic whose name differs from this one only in '.' and '_'."""
-        return min(self._collisions.get(collision_key(name), set()) - {name}, default=None)
+        return min(self._collisions.get(collision_key(name), frozenset()) - {name}, default=None)
 
     def active_brokers(self) -> list[BrokerState]:
         return [broker for broker in self.brokers.values() if broker.is_active]
 
     # --- changing ---
+
+    def fork(self) -> "ClusterImage":
+        """A copy to replay into while readers still see this one; a topic is copied when it changes."""
+        image = ClusterImage()
+        image.topics, image.topics_by_id = dict(self.topics), dict(self.topics_by_id)
+        image.brokers, image.configs = dict(self.brokers), dict(self.configs)
+        image.features, image.next_producer_id = dict(self.features), self.next_producer_id
+        image.tenants = self.tenants.fork()
+        image._collisions = dict(self._collisions)
+        image._transaction = None if self._transaction is None else list(self._transaction)
+        return image
 
     def apply(self, records: Iterable[MetadataRecord]) -> ImageDelta:
         """Replay records and tell what they changed."""
@@ -107,26 +120,36 @@ class ClusterImage:
         assert record.topic_id not in self.topics_by_id, f"topic id {record.topic_id} exists"
         topic = TopicState(name=record.name, id=record.topic_id)
         self.topics[topic.name] = self.topics_by_id[topic.id] = topic
-        self._collisions.setdefault(collision_key(topic.name), set()).add(topic.name)
+        self._own_topics.add(topic.id)
+        key = collision_key(topic.name)
+        self._collisions[key] = self._collisions.get(key, frozenset()) | {topic.name}
         self._notes.topic_created(topic)
 
     def _remove_topic(self, record: kinds.RemoveTopicRecord) -> None:
         topic = self.topics_by_id.pop(record.topic_id)
         del self.topics[topic.name]
         self.configs.pop(ConfigResource(ResourceType.TOPIC, topic.name), None)
-        alike = self._collisions[collision_key(topic.name)]
-        alike.remove(topic.name)
-        if not alike:
-            del self._collisions[collision_key(topic.name)]
+        key = collision_key(topic.name)
+        alike = self._collisions.pop(key) - {topic.name}
+        if alike:
+            self._collisions[key] = alike
         self._notes.topic_deleted(topic)
 
+    def _own_topic(self, topic_id: UUID) -> TopicState:
+        topic = self.topics_by_id[topic_id]
+        if topic_id not in self._own_topics:
+            topic = TopicState(name=topic.name, id=topic.id, partitions=dict(topic.partitions))
+            self.topics[topic.name] = self.topics_by_id[topic_id] = topic
+            self._own_topics.add(topic_id)
+        return topic
+
     def _partition(self, record: kinds.PartitionRecord) -> None:
-        topic = self.topics_by_id[record.topic_id]
+        topic = self._own_topic(record.topic_id)
         topic.partitions[record.partition_id] = _new_partition(record)
         self._notes.partition_changed(topic, record.partition_id)
 
     def _partition_change(self, record: kinds.PartitionChangeRecord) -> None:
-        topic = self.topics_by_id[record.topic_id]
+        topic = self._own_topic(record.topic_id)
         topic.partitions[record.partition_id] = _changed(topic.partitions[record.partition_id], record)
         self._notes.partition_changed(topic, record.partition_id)
 

@@ -56,7 +56,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicState:
-    """`partitions` grows and changes in place, only by replay; numbers run from 0 without gaps."""
+    """`partitions` changes only by replay, before readers see it; numbers run from 0 without gaps."""
 
     name: str
     id: UUID

@@ -25,6 +25,13 @@ class TenantState:
         self.credentials: dict[tuple[str, int], UserScramCredentialRecord] = {}
         self.quotas: dict[QuotaKey, dict[str, float]] = {}
 
+    def fork(self) -> "TenantState":
+        state = TenantState()
+        state.acls, state.controllers = dict(self.acls), dict(self.controllers)
+        state.credentials = dict(self.credentials)
+        state.quotas = {key: dict(limits) for key, limits in self.quotas.items()}
+        return state
+
     def replay(self, record: MetadataRecord) -> None:
         from penstock.cluster import tenant_records as kinds
 

@@ -1,0 +1,66 @@
+"""A forked image changes without its readers seeing it."""
+
+from uuid import UUID
+
+from penstock.cluster.image import ClusterImage
+from penstock.cluster.records import (
+    ConfigRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from penstock.cluster.state import ResourceType
+
+TOPIC, DIRECTORY = UUID(int=7), UUID(int=9)
+
+
+def image_with_a_topic() -> ClusterImage:
+    image = ClusterImage()
+    image.apply(
+        [
+            TopicRecord(name="a.b", topic_id=TOPIC),
+            PartitionRecord(
+                partition_id=0, topic_id=TOPIC, replicas=(1,), isr=(1,), leader=1, directories=(DIRECTORY,)
+            ),
+        ]
+    )
+    return image
+
+
+def test_a_change_in_the_fork_stays_there() -> None:
+    image = image_with_a_topic()
+    fork = image.fork()
+    fork.apply(
+        [
+            PartitionChangeRecord(partition_id=0, topic_id=TOPIC, leader=1),
+            ConfigRecord(
+                resource_type=ResourceType.TOPIC, resource_name="a.b", name="retention.ms", value="1"
+            ),
+            TopicRecord(name="other", topic_id=UUID(int=8)),
+            PartitionRecord(
+                partition_id=0,
+                topic_id=UUID(int=8),
+                replicas=(1,),
+                isr=(1,),
+                leader=1,
+                directories=(DIRECTORY,),
+            ),
+        ]
+    )
+    assert fork.topics["a.b"].partitions[0].leader_epoch == 1
+    assert image.topics["a.b"].partitions[0].leader_epoch == 0
+    assert set(image.topics) == {"a.b"}
+    assert not image.configs
+    for each in (image, fork):
+        each.check_invariants()
+
+
+def test_a_topic_removed_in_the_fork_still_serves_the_others() -> None:
+    image = image_with_a_topic()
+    fork = image.fork()
+    fork.apply([RemoveTopicRecord(topic_id=TOPIC)])
+    assert not fork.topics
+    assert fork.colliding_topic("a_b") is None
+    assert image.colliding_topic("a_b") == "a.b"
+    assert image.topics["a.b"].partitions[0].leader == 1
