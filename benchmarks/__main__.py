@@ -20,7 +20,7 @@ from benchmarks.machine import machine_facts
 from benchmarks.peer_kafka import KafkaBroker, PeerUnavailable, fetch_kafka
 from benchmarks.plot import save_plot
 from benchmarks.raw_client import BrokerError
-from benchmarks.report import figures_of, goals_table, json_document, ratio_rows, results_table
+from benchmarks.report import disturbed, figures_of, goals_table, json_document, ratio_rows, results_table
 from benchmarks.run import Result, quick_only, run_scenarios
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.scenarios.scenario import FULL, QUICK, Scenario
@@ -119,6 +119,8 @@ def _report(
     console.print(results_table(ratio_rows(results, ours, peer), ours, peer))
     if verdicts:
         console.print(goals_table(verdicts))
+    if names := disturbed(results):
+        console.print(f"[yellow]The machine was busy with something else for {', '.join(names)}.[/]")
     _save(console, options.out, json_document(results, brokers, verdicts, facts), figures, brokers)
     return _report_failures(console, results)
 

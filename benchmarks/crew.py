@@ -12,6 +12,8 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, NamedTuple, Self
 
+from benchmarks import procfs
+
 # The generators start from memory that is already filled with their frames, so they must be forks.
 _FORK = multiprocessing.get_context("fork")
 _STARTUP_S = 60.0
@@ -29,6 +31,8 @@ class Phase(IntEnum):
 
 
 class Counters(NamedTuple):
+    """The record count comes last: the lag is computed from where it lies."""
+
     requests: int
     records: int
 
@@ -46,9 +50,11 @@ class WorkerFailed(Exception):
 class Slot:
     """One worker's place in the shared block: it reads the phase and writes its counters."""
 
-    def __init__(self, shared: Any, index: int) -> None:
+    def __init__(self, shared: Any, index: int, producers: int) -> None:
         self._shared = shared
         self._at = 1 + index * _FIELDS
+        self._record_counters = range(_FIELDS, len(shared), _FIELDS)
+        self._producers = producers
 
     @property
     def phase(self) -> int:
@@ -67,6 +73,11 @@ class Slot:
 
     def publish(self, requests: int, records: int) -> None:
         self._shared[self._at + 1 : self._at + _FIELDS] = (requests, records)
+
+    def lag_records(self) -> int:
+        """How far all consumers together are behind all producers."""
+        counts = [self._shared[at] for at in self._record_counters]
+        return int(sum(counts[: self._producers]) - sum(counts[self._producers :]))
 
     def read(self) -> Counters:
         return Counters(*self._shared[self._at + 1 : self._at + _FIELDS])
@@ -88,16 +99,21 @@ class Crew:
     def __init__(self, producers: Sequence[Job], consumers: Sequence[Job]) -> None:
         self._shared = RawArray(ctypes.c_int64, 1 + (len(producers) + len(consumers)) * _FIELDS)
         self._workers = [
-            _Worker(Slot(self._shared, i), job) for i, job in enumerate((*producers, *consumers))
+            _Worker(Slot(self._shared, index, len(producers)), job)
+            for index, job in enumerate((*producers, *consumers))
         ]
         self._producers = self._workers[: len(producers)]
         self._consumers = self._workers[len(producers) :]
 
     def __enter__(self) -> Self:
         deadline = time.monotonic() + _STARTUP_S
-        while not all(worker.slot.is_ready for worker in self._workers):
-            self._check(deadline, "load generators did not become ready")
-            time.sleep(0.002)
+        try:
+            while not all(worker.slot.is_ready for worker in self._workers):
+                self._check(deadline, "load generators did not become ready")
+                time.sleep(0.002)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,6 +133,9 @@ class Crew:
 
     def consumed(self) -> Counters:
         return _total(self._consumers)
+
+    def cpu_seconds(self) -> float:
+        return sum(worker.cpu_seconds() for worker in self._workers)
 
     def finish(self) -> tuple[list[Any], list[Any]]:
         """What producers and consumers return, once all was acknowledged and all was read."""
@@ -159,6 +178,10 @@ class _Worker:
             if error:
                 raise WorkerFailed(error)
         return self._done
+
+    def cpu_seconds(self) -> float:
+        assert self._process.pid is not None, "not started"
+        return procfs.cpu_seconds(self._process.pid)
 
     def end(self) -> None:
         if not self._done:

@@ -3,9 +3,11 @@
 import itertools
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
+from benchmarks import procfs
 from benchmarks.brokers import Broker
 from benchmarks.crew import Counters, Crew, Phase
 from benchmarks.outcome import Consumed, Produced
@@ -25,10 +27,12 @@ class Timing(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What happened while measuring."""
+    """What happened while measuring; CPU time of the broker, of its clients, and of the whole machine."""
 
     wall_s: float
-    cpu_s: float
+    broker_cpu_s: float
+    clients_cpu_s: float
+    machine_cpu_s: float
     produced: Counters
     consumed: Counters
 
@@ -43,20 +47,33 @@ def run_workload(broker: Broker, workload: Workload, timing: Timing) -> Metrics:
     """Run, verify, clean up."""
     # Pages that earlier runs left dirty are written back now and not in the middle of this one.
     os.sync()
-    name = f"bench-{next(_topic_numbers):03}"
-    with broker.connect() as admin:
-        topic_id = create_topic(admin, name, workload.partitions, broker.topic_configs(fsync=workload.fsync))
-        topic = Topic(broker.address, name, topic_id)
-        try:
-            load = build_load(workload, topic)
-            run = _measure(broker, load, timing)
-            stored_bytes_per_record = _verify(workload, topic, load, run)
-        finally:
-            delete_topic(admin, name)
+    with _topic(broker, workload) as topic:
+        load = build_load(workload, topic)
+        run = _measure(broker, load, timing)
+        stored_bytes_per_record = _verify(workload, topic, load, run)
     return {
         **throughput_metrics(run.window, stored_bytes_per_record, batched=workload.batched),
         **_latency_metrics(run),
     }
+
+
+def warm_up(broker: Broker, workload: Workload, duration_s: float) -> None:
+    """The same load with nothing kept: it is only to make the broker hot."""
+    with _topic(broker, workload) as topic:
+        load = build_load(workload, topic)
+        with Crew(load.producers, load.consumers) as crew:
+            crew.enter(Phase.RUN, duration_s)
+
+
+@contextmanager
+def _topic(broker: Broker, workload: Workload) -> Iterator[Topic]:
+    name = f"bench-{next(_topic_numbers):03}"
+    with broker.connect() as admin:
+        topic_id = create_topic(admin, name, workload.partitions, broker.topic_configs(fsync=workload.fsync))
+        try:
+            yield Topic(broker.address, name, topic_id)
+        finally:
+            delete_topic(admin, name)
 
 
 def _measure(broker: Broker, load: Load, timing: Timing) -> _Run:
@@ -65,17 +82,29 @@ def _measure(broker: Broker, load: Load, timing: Timing) -> _Run:
         before = _sample(broker, crew)
         crew.enter(Phase.MEASURE, timing.measure_s)
         after = _sample(broker, crew)
-        window = Window(
-            after.wall_s - before.wall_s,
-            after.cpu_s - before.cpu_s,
-            after.produced.since(before.produced),
-            after.consumed.since(before.consumed),
-        )
-        return _Run(window, *crew.finish())
+        return _Run(_between(before, after), *crew.finish())
 
 
 def _sample(broker: Broker, crew: Crew) -> Window:
-    return Window(time.monotonic(), broker.cpu_seconds(), crew.produced(), crew.consumed())
+    return Window(
+        wall_s=time.monotonic(),
+        broker_cpu_s=broker.cpu_seconds(),
+        clients_cpu_s=crew.cpu_seconds(),
+        machine_cpu_s=procfs.machine_cpu_seconds(),
+        produced=crew.produced(),
+        consumed=crew.consumed(),
+    )
+
+
+def _between(before: Window, after: Window) -> Window:
+    return Window(
+        wall_s=after.wall_s - before.wall_s,
+        broker_cpu_s=after.broker_cpu_s - before.broker_cpu_s,
+        clients_cpu_s=after.clients_cpu_s - before.clients_cpu_s,
+        machine_cpu_s=after.machine_cpu_s - before.machine_cpu_s,
+        produced=after.produced.since(before.produced),
+        consumed=after.consumed.since(before.consumed),
+    )
 
 
 def _verify(workload: Workload, topic: Topic, load: Load, run: _Run) -> float:
@@ -95,17 +124,28 @@ def throughput_metrics(window: Window, bytes_per_record: float, *, batched: bool
     metrics = {
         "records_per_s": window.produced.records / window.wall_s,
         "mb_per_s": window.produced.records * bytes_per_record / window.wall_s / 1e6,
+        **_occupied_cores(window),
     }
     if window.consumed.records:
         metrics["consumed_records_per_s"] = window.consumed.records / window.wall_s
     if window.produced.requests:
         metrics["requests_per_s"] = window.produced.requests / window.wall_s
     if batched and moved_bytes:
-        metrics["cpu_s_per_gb"] = window.cpu_s / (moved_bytes / 1e9)
+        metrics["cpu_s_per_gb"] = window.broker_cpu_s / (moved_bytes / 1e9)
     if not batched and window.produced.requests:
         served = window.produced.requests + window.consumed.requests
-        metrics["cpu_us_per_request"] = window.cpu_s / served * 1e6
+        metrics["cpu_us_per_request"] = window.broker_cpu_s / served * 1e6
     return metrics
+
+
+def _occupied_cores(window: Window) -> Metrics:
+    """Who kept the machine busy. A third party that did makes the run doubtful."""
+    other_cpu_s = window.machine_cpu_s - window.broker_cpu_s - window.clients_cpu_s
+    return {
+        "broker_cores": window.broker_cpu_s / window.wall_s,
+        "client_cores": window.clients_cpu_s / window.wall_s,
+        "other_cores": max(other_cpu_s, 0) / window.wall_s,
+    }
 
 
 def _latency_metrics(run: _Run) -> Metrics:

@@ -24,6 +24,7 @@ class NativePlan:
     pool: list[bytes]
     codec: Codec
     batch_bytes_max: int
+    lag_records_max: int | None
     batch_records_max: int = 10_000
 
     def config(self) -> dict[str, str]:
@@ -47,13 +48,14 @@ def _common_config(address: Address) -> dict[str, str]:
 
 
 def produce_native(slot: Slot, plan: NativePlan) -> Produced:
-    """Keep the client's queue filled, partition after partition."""
+    """Keep the client's queue filled, partition after partition, as long as the consumers keep up."""
     producer = BatchProducer(plan.config(), plan.topic, plan.pool, _ARRAY_LENGTH)
     slot.set_ready()
     slot.wait_for(Phase.RUN)
     turn = 0
     while slot.phase < Phase.STOP:
-        if producer.queued() < _QUEUED_RECORDS_MAX:
+        keeps_up = plan.lag_records_max is None or slot.lag_records() <= plan.lag_records_max
+        if keeps_up and producer.queued() < _QUEUED_RECORDS_MAX:
             producer.produce(plan.partitions[turn % len(plan.partitions)])
             turn += 1
             producer.serve(0)

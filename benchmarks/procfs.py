@@ -20,10 +20,22 @@ def cpu_seconds(root_pid: int) -> float:
     return sum(_stat_ticks(pid) for pid in process_tree(root_pid)) / _TICKS_PER_S
 
 
+def machine_cpu_seconds() -> float:
+    """Everything that any process or interrupt has run for; idle, waiting and stolen time left out."""
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = map(
+        int, _first_line(Path("/proc/stat")).split()[1:]
+    )
+    return (user + nice + system + irq + softirq) / _TICKS_PER_S
+
+
 def memory_bytes(root_pid: int) -> tuple[int, int]:
     """Resident and proportional set size of the tree."""
     rollups = [_rollup(pid) for pid in process_tree(root_pid)]
     return sum(r["Rss"] for r in rollups), sum(r["Pss"] for r in rollups)
+
+
+def _first_line(path: Path) -> str:
+    return path.read_text().partition("\n")[0]
 
 
 def _children(pid: int) -> list[int]:

@@ -18,6 +18,8 @@ LONG_POLL_MS = 100
 _CHUNK_BYTES = 1 << 18
 #: Requests that a late pacer sends before it looks for responses again.
 _BURST = 64
+_HELD_BACK_S = 0.001
+_QUIET_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class ProducePlan:
     batch_records: int
     connections: int
     window: int
+    #: How far consumers may fall behind before the load waits for them; None where nobody consumes.
+    lag_records_max: int | None
 
 
 class Stream:
@@ -70,24 +74,27 @@ class Stream:
 
 
 def produce_flat_out(slot: Slot, plan: ProducePlan) -> Produced:
-    """Keep the window of every connection full."""
+    """Keep the window of every connection full, as long as the consumers keep up."""
     streams = {stream.socket.fileno(): stream for stream in _open_streams(plan)}
     poller = select.epoll()
     for fd in streams:
         poller.register(fd, select.EPOLLIN)
     slot.set_ready()
     slot.wait_for(Phase.RUN)
-    for stream in streams.values():
-        stream.send(plan.window)
+    owed = dict.fromkeys(streams.values(), plan.window)
     acked = 0
-    while any(stream.in_flight for stream in streams.values()):
-        stopping = slot.phase >= Phase.STOP
-        for fd, _ in poller.poll(30):
-            stream = streams[fd]
-            count = len(stream.receive())
-            acked += count
-            if not stopping and count:
+    while owed or any(stream.in_flight for stream in streams.values()):
+        if slot.phase >= Phase.STOP:
+            owed.clear()
+        elif plan.lag_records_max is None or slot.lag_records() <= plan.lag_records_max:
+            for stream, count in owed.items():
                 stream.send(count)
+            owed.clear()
+        for fd, _ in poller.poll(_HELD_BACK_S if owed else _QUIET_S):
+            stream = streams[fd]
+            if count := len(stream.receive()):
+                owed[stream] = owed.get(stream, 0) + count
+                acked += count
         slot.publish(acked, acked * plan.batch_records)
     return Produced(acked * plan.batch_records, int64s(), Timeline(int64s()))
 
@@ -95,7 +102,8 @@ def produce_flat_out(slot: Slot, plan: ProducePlan) -> Produced:
 def produce_paced(slot: Slot, plan: ProducePlan, rate: float) -> Produced:
     """Send `rate` requests a second whatever the broker does, spread evenly over the connections.
 
-    A latency runs from the moment the request was due, so a stall counts for every request it delayed."""
+    A latency runs from the moment the request was due, so a stall counts for every request it delayed.
+    """
     pacer = _Pacer(slot, plan, rate)
     slot.set_ready()
     slot.wait_for(Phase.RUN)

@@ -11,6 +11,9 @@ from benchmarks.metrics import METRICS, Metric
 from benchmarks.run import Result
 from benchmarks.stats import ratio
 
+#: Kernel threads that write back pages take some; what is beyond this is a neighbour.
+OTHER_CORES_MAX = 0.3
+
 
 class Row(NamedTuple):
     """One metric of one scenario; the ratio is ours divided by the peer's."""
@@ -36,6 +39,16 @@ def ratio_rows(results: Iterable[Result], ours: str, peer: str | None) -> list[R
                 a, b = mine.get(name), theirs.get(name)
                 rows.append(Row(result.scenario.title, METRICS[name], a, b, ratio(a, b)))
     return rows
+
+
+def disturbed(results: Iterable[Result]) -> list[str]:
+    """Rounds in which something else had a good part of a core: "kafka in unbatched"."""
+    return [
+        f"{broker} in {result.scenario.name}"
+        for result in results
+        for broker, rounds in result.rounds.items()
+        if any(metrics.get("other_cores", 0) > OTHER_CORES_MAX for metrics in rounds)
+    ]
 
 
 def results_table(rows: Sequence[Row], ours: str, peer: str | None) -> Table:

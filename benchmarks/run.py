@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.brokers import Broker
 from benchmarks.crew import WorkerFailed
-from benchmarks.measure import Metrics, run_workload
+from benchmarks.measure import Metrics, warm_up
 from benchmarks.raw_client import BrokerError
 from benchmarks.scenarios.scenario import Pace, Scenario, Site
 from benchmarks.scenarios.unbatched import FLAT_OUT
@@ -64,7 +64,7 @@ def _warm_site(stack: ExitStack, kind: type[Broker], pace: Pace, folder: Path) -
     broker = stack.enter_context(kind(folder / kind.name))
     broker.start()
     for workload in WARM_UP:
-        run_workload(broker, workload, pace.warm_up)
+        warm_up(broker, workload, pace.warm_up_s)
     return Site(kind=kind, broker=broker, folder=folder, pace=pace)
 
 

@@ -17,6 +17,8 @@ from penstock.protocol.compression import Codec
 BATCH_BYTES_MAX = 64 * 1024
 #: As many requests in flight per connection as the standard clients allow themselves.
 WINDOW = 5
+#: Consumed at the same time means that consumers stay this close behind, so in and out are the same rate.
+LAG_BYTES_MAX = 128 * 2**20
 
 
 class Client(Enum):
@@ -79,6 +81,7 @@ def _raw_load(workload: Workload, topic: Topic, pool: list[bytes]) -> Load:
         batch_records=records,
         connections=workload.connections,
         window=WINDOW,
+        lag_records_max=_lag_records_max(workload),
     )
     paced = workload.rate is not None
     producer = (
@@ -99,10 +102,15 @@ def _native_load(workload: Workload, topic: Topic, pool: list[bytes]) -> Load:
         pool=pool,
         codec=workload.codec,
         batch_bytes_max=BATCH_BYTES_MAX,
+        lag_records_max=_lag_records_max(workload),
         batch_records_max=10_000 if workload.batched else 1,
     )
     consumers = [Job(consume_native, (topic, share)) for share in _shares(workload)]
     return Load([Job(produce_native, (plan,))] * workload.producers, consumers, values_from(pool))
+
+
+def _lag_records_max(workload: Workload) -> int | None:
+    return LAG_BYTES_MAX // workload.value_bytes if workload.consumers else None
 
 
 def _shares(workload: Workload) -> list[Sequence[int]]:

@@ -16,13 +16,13 @@ class Pace:
     """How long everything takes: a full run for figures, a quick one for a first look."""
 
     timing: Timing
-    warm_up: Timing
+    warm_up_s: float
     rounds: int
     starts: int
 
 
-FULL = Pace(timing=Timing(2, 8), warm_up=Timing(0, 10), rounds=2, starts=5)
-QUICK = Pace(timing=Timing(0.5, 1.5), warm_up=Timing(0, 2.5), rounds=1, starts=1)
+FULL = Pace(timing=Timing(2, 8), warm_up_s=10, rounds=2, starts=5)
+QUICK = Pace(timing=Timing(0.5, 1.5), warm_up_s=3, rounds=1, starts=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

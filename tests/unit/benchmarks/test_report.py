@@ -7,7 +7,7 @@ from benchmarks.goals import check_goals
 from benchmarks.measure import Window, end_to_end, throughput_metrics
 from benchmarks.metrics import METRICS
 from benchmarks.outcome import Timeline, int64s
-from benchmarks.report import figures_of, json_document, ratio_rows, results_table
+from benchmarks.report import disturbed, figures_of, json_document, ratio_rows, results_table
 from benchmarks.run import Result
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.scenarios.scenario import Scenario
@@ -74,11 +74,19 @@ def test_the_document_holds_every_round_and_the_ratios() -> None:
 
 
 def test_cost_counts_bytes_in_and_out_and_requests_of_both_kinds() -> None:
-    window = Window(wall_s=2.0, cpu_s=1.0, produced=Counters(1000, 500_000), consumed=Counters(250, 500_000))
+    window = Window(
+        wall_s=2.0,
+        broker_cpu_s=1.0,
+        clients_cpu_s=2.0,
+        machine_cpu_s=3.5,
+        produced=Counters(1000, 500_000),
+        consumed=Counters(250, 500_000),
+    )
     batched = throughput_metrics(window, 1000.0, batched=True)
     assert batched["mb_per_s"] == 250.0
     assert batched["cpu_s_per_gb"] == 1.0
     assert "cpu_us_per_request" not in batched
+    assert (batched["broker_cores"], batched["client_cores"], batched["other_cores"]) == (0.5, 1.0, 0.25)
     assert throughput_metrics(window, 1000.0, batched=False)["cpu_us_per_request"] == 800.0
 
 
@@ -93,3 +101,11 @@ def test_scenario_names_are_unique_and_show_known_metrics() -> None:
     names = [scenario.name for scenario in SCENARIOS]
     assert len(names) == len(set(names))
     assert {name for scenario in SCENARIOS for name in scenario.shown} <= METRICS.keys()
+
+
+def test_a_neighbour_that_took_part_of_a_core_is_named() -> None:
+    quiet = result("start", (), penstock=[{"other_cores": 0.1}])
+    noisy = result(
+        "unbatched", (), penstock=[{"other_cores": 0.1}], kafka=[{"other_cores": 0.1}, {"other_cores": 0.9}]
+    )
+    assert disturbed([quiet, noisy]) == ["kafka in unbatched"]
