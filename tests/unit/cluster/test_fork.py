@@ -12,19 +12,25 @@ from penstock.cluster.records import (
 )
 from penstock.cluster.state import ResourceType
 
-TOPIC, DIRECTORY = UUID(int=7), UUID(int=9)
+TOPIC = UUID(int=7)
+
+
+def partition_of(topic_id: UUID) -> PartitionRecord:
+    return PartitionRecord(
+        partition_id=0,
+        topic_id=topic_id,
+        replicas=(1,),
+        isr=(1,),
+        leader=1,
+        leader_epoch=0,
+        partition_epoch=0,
+        directories=(UUID(int=9),),
+    )
 
 
 def image_with_a_topic() -> ClusterImage:
     image = ClusterImage()
-    image.apply(
-        [
-            TopicRecord(name="a.b", topic_id=TOPIC),
-            PartitionRecord(
-                partition_id=0, topic_id=TOPIC, replicas=(1,), isr=(1,), leader=1, directories=(DIRECTORY,)
-            ),
-        ]
-    )
+    image.apply([TopicRecord(name="a.b", topic_id=TOPIC), partition_of(TOPIC)])
     return image
 
 
@@ -38,14 +44,7 @@ def test_a_change_in_the_fork_stays_there() -> None:
                 resource_type=ResourceType.TOPIC, resource_name="a.b", name="retention.ms", value="1"
             ),
             TopicRecord(name="other", topic_id=UUID(int=8)),
-            PartitionRecord(
-                partition_id=0,
-                topic_id=UUID(int=8),
-                replicas=(1,),
-                isr=(1,),
-                leader=1,
-                directories=(DIRECTORY,),
-            ),
+            partition_of(UUID(int=8)),
         ]
     )
     assert fork.topics["a.b"].partitions[0].leader_epoch == 1
