@@ -14,6 +14,7 @@ from penstock.log.flush import HELD_FILES_MAX, FlushGate, FlushTicket, Rolled
 from penstock.log.lookup import write_indexes
 from penstock.log.names import DELETED, SNAPSHOT, offset_file
 from penstock.log.positions import Appended, LogPosition, Slice, TimestampMatch
+from penstock.log.producers import trace_of
 from penstock.log.reader import Reader
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
@@ -143,7 +144,7 @@ class Log:
         if leader_epoch > self.epochs.latest:
             self.epochs.assign(leader_epoch, base_offset)
         if producer_id >= 0:
-            self._learn(batch, header, base_offset, now_ms)
+            self._learn(batch, header, base_offset, max_timestamp, now_ms)
         return Appended(base_offset, base_offset + delta, append_time_ms, False, end)
 
     def append_replicated(self, batch: memoryview, *, now_ms: int) -> Appended:
@@ -154,7 +155,7 @@ class Log:
         if epoch > self.epochs.latest:
             self.epochs.assign(epoch, base_offset)
         if header[9] >= 0:
-            self._learn(batch, header, base_offset, now_ms)
+            self._learn(batch, header, base_offset, max_timestamp, now_ms)
         return Appended(base_offset, base_offset + delta, -1, False, end)
 
     def roll(self, now_ms: int) -> None:
@@ -201,13 +202,16 @@ class Log:
             or not segment.can_hold(last_offset)
         )
 
-    def _learn(self, batch: memoryview, header: tuple[int, ...], base_offset: int, now_ms: int) -> None:
+    def _learn(
+        self, batch: memoryview, header: tuple[int, ...], base_offset: int, max_timestamp: int, now_ms: int
+    ) -> None:
         _, _, _, _, _, attributes, delta, _, _, producer_id, epoch, sequence, _ = header
         if attributes & CONTROL:
             self.producers.learn_control(BatchHeader._make(header), batch, now_ms)
         else:
             transactional = bool(attributes & TRANSACTIONAL)
-            self.producers.learn(producer_id, epoch, sequence, base_offset, delta, now_ms, transactional)
+            trace = trace_of(sequence, base_offset, delta, max_timestamp)
+            self.producers.learn(producer_id, epoch, trace, transactional, now_ms)
 
     def _bound_held_files(self) -> None:
         surplus = len(self._rolled) - HELD_FILES_MAX - 1
@@ -435,6 +439,8 @@ class Log:
         self._tail = Tail(segment, fresh=True)
         self._reader.use(SegmentList([segment]))
         self.start_offset = offset
+        self.epochs.clear()
+        snapshots.remove(self.directory, snapshots.list_offsets(self.directory))
         self._after_truncation(LogPosition(offset, offset, 0), now_ms)
 
     def _reopen_tail(self, segment: Segment, target: LogPosition) -> None:

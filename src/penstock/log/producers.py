@@ -81,6 +81,11 @@ def advance_sequence(sequence: int, steps: int) -> int:
     return sequence if sequence < 0 else (sequence + steps) & INT32_MAX
 
 
+def trace_of(sequence: int, base_offset: int, last_delta: int, timestamp: int) -> BatchTrace:
+    last_sequence = advance_sequence(sequence, last_delta)
+    return BatchTrace(sequence, last_sequence, base_offset, base_offset + last_delta, timestamp)
+
+
 class Producers:
     """All producers of one partition. `check` decides, the others learn from what the log holds."""
 
@@ -124,25 +129,17 @@ class Producers:
             raise _stale_epoch(producer_id, epoch, state)
 
     def learn(
-        self,
-        producer_id: int,
-        epoch: int,
-        sequence: int,
-        base_offset: int,
-        last_delta: int,
-        seen_ms: int,
-        transactional: bool,
+        self, producer_id: int, epoch: int, trace: BatchTrace, transactional: bool, seen_ms: int
     ) -> None:
-        """A batch of data is in the log."""
+        """A batch of data is in the log. `seen_ms` counts for idleness, as timestamps of records may lie."""
         state = self.states.get(producer_id)
         if state is None:
             state = self.states[producer_id] = ProducerState(epoch)
         state.enter_epoch(epoch)
-        last_sequence = advance_sequence(sequence, last_delta)
-        state.add(BatchTrace(sequence, last_sequence, base_offset, base_offset + last_delta, seen_ms))
+        state.add(trace)
         state.last_timestamp = seen_ms
         if transactional and state.txn_first_offset < 0:
-            state.txn_first_offset = base_offset
+            state.txn_first_offset = trace.base_offset
 
     def learn_control(self, header: BatchHeader, batch: bytes | bytearray | memoryview, seen_ms: int) -> None:
         """A commit or abort marker is in the log: the producer's transaction is over."""

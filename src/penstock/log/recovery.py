@@ -15,7 +15,7 @@ from penstock.log.leftovers import existing_files, finish_interrupted_work
 from penstock.log.lookup import first_timestamp, modified_ms, offset_index, time_index, write_indexes
 from penstock.log.names import EPOCH_CHECKPOINT, INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, parse_offset_file
 from penstock.log.positions import LogPosition
-from penstock.log.producers import Producers
+from penstock.log.producers import Producers, trace_of
 from penstock.log.segment import UNKNOWN, Segment
 from penstock.log.segments import SegmentList
 from penstock.log.walk import checksum_holds, read_batch, walk
@@ -305,21 +305,14 @@ def _replay(producers: Producers, segment: Segment, files: FilePool, from_offset
             if header.is_control:
                 producers.learn_control(header, read_batch(file.fd, position, header), seen_ms)
             else:
-                learn_batch(producers, header, seen_ms)
+                trace = trace_of(
+                    header.base_sequence, header.base_offset, header.last_offset_delta, header.max_timestamp
+                )
+                producers.learn(
+                    header.producer_id, header.producer_epoch, trace, header.is_transactional, seen_ms
+                )
     finally:
         files.unpin(file)
-
-
-def learn_batch(producers: Producers, header: BatchHeader, seen_ms: int) -> None:
-    producers.learn(
-        header.producer_id,
-        header.producer_epoch,
-        header.base_sequence,
-        header.base_offset,
-        header.last_offset_delta,
-        seen_ms,
-        header.is_transactional,
-    )
 
 
 def _rebuilt_epochs(segments: SegmentList, files: FilePool) -> EpochCache:

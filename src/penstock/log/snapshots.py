@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from penstock.log.checkpoints import replace_durably
+from penstock.log.checkpoints import write_synced
 from penstock.log.config import INT32_MAX
 from penstock.log.names import SNAPSHOT, offset_file, parse_offset_file
 from penstock.log.producers import BatchTrace, Producers, ProducerState
@@ -38,7 +38,8 @@ class Snapshot(NamedTuple):
     rows: list[tuple[int, ...]]
 
     def write(self, directory: Path) -> None:
-        replace_durably(directory / offset_file(self.offset, SNAPSHOT), encode(self.rows))
+        """Not atomic: one that is torn fails its checksum, and an older one serves."""
+        write_synced(directory / offset_file(self.offset, SNAPSHOT), encode(self.rows))
 
 
 def take(producers: Producers, offset: int) -> Snapshot:
@@ -91,6 +92,8 @@ def _rows(producer_id: int, state: ProducerState) -> list[tuple[int, ...]]:
     last = (state.coordinator_epoch, state.txn_first_offset)
     if not state.batches:
         return [(producer_id, state.epoch, -1, -1, 0, state.last_timestamp, *last)]
+    # The last row's timestamp is when the producer was last seen; that is what readers take it for.
+    traces = [*state.batches[:-1], state.batches[-1]._replace(timestamp=state.last_timestamp)]
     return [
         (
             producer_id,
@@ -101,7 +104,7 @@ def _rows(producer_id: int, state: ProducerState) -> list[tuple[int, ...]]:
             t.timestamp,
             *last,
         )
-        for t in state.batches
+        for t in traces
     ]
 
 

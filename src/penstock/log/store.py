@@ -33,6 +33,7 @@ from penstock.log.names import (
     stray_folder,
 )
 from penstock.log.recovery import CorruptLog
+from penstock.protocol.errors import ApiError
 
 LOCK: Final = ".lock"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
@@ -256,7 +257,7 @@ class LogStore:
     def _try_open(self, key: PartitionKey, config: LogConfig, now_ms: int) -> Log | Exception:
         try:
             return self._open(*key, config, now_ms)
-        except (OSError, CorruptLog) as error:
+        except (OSError, CorruptLog, ApiError) as error:
             _logger.error(
                 "partition cannot be opened",
                 extra={"topic": key[0], "partition": key[1], "reason": str(error)},

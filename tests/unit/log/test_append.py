@@ -6,10 +6,6 @@ import struct
 
 import pytest
 from crc32c import crc32c
-
-from penstock.log.config import LogConfig
-from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import checksum, decode_records, iter_batches, read_header
 from tests.unit.log.helpers import (
     NOW_MS,
     append,
@@ -20,6 +16,10 @@ from tests.unit.log.helpers import (
     read_batches,
     values_in,
 )
+
+from penstock.log.config import LogConfig
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import checksum, decode_records, iter_batches, read_header
 
 
 def refused(log, batch, code, **options):

@@ -4,13 +4,13 @@ import os
 import shutil
 
 import pytest
+from tests.unit.log.helpers import NOW_MS, files_in, fill, flush, open_log, read_batches
 
 from penstock.log.config import LogConfig
 from penstock.log.files import FilePool
 from penstock.log.log import SegmentsChanged
 from penstock.log.segment_writer import SegmentWriter
 from penstock.log.walk import read_batch, walk
-from tests.unit.log.helpers import NOW_MS, fill, files_in, flush, open_log, read_batches
 
 SMALL = LogConfig(segment_bytes=800, index_interval_bytes=200)
 

@@ -1,0 +1,71 @@
+"""The pool of read descriptors."""
+
+import os
+
+import pytest
+
+from penstock.log.files import FilePool
+from penstock.log.index import OffsetIndex, TimeIndex
+from penstock.log.segment import Segment
+
+
+def segments(tmp_path, count):
+    made = [Segment(tmp_path, number) for number in range(count)]
+    for segment in made:
+        segment.path.write_bytes(str(segment.base_offset).encode())
+    return made
+
+
+def is_open(fd):
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def test_the_least_recently_used_is_closed_first(tmp_path):
+    pool, (a, b, c) = FilePool(descriptors_max=2), segments(tmp_path, 3)
+    files = {}
+    for segment in (a, b, a, c):
+        files[segment] = pool.pin(segment)
+        pool.unpin(files[segment])
+    assert [is_open(files[segment].fd) for segment in (a, b)] == [True, False] or files[b].fd == files[c].fd
+    assert len(pool) == 2
+    again = pool.pin(a)
+    assert again is files[a]
+
+
+def test_a_descriptor_in_use_is_never_closed(tmp_path):
+    pool, made = FilePool(descriptors_max=2), segments(tmp_path, 5)
+    pinned = [pool.pin(segment) for segment in made]
+    assert [os.pread(file.fd, 9, 0) for file in pinned] == [b"0", b"1", b"2", b"3", b"4"]
+    pool.forget(made[0])
+    assert os.pread(pinned[0].fd, 9, 0) == b"0"
+    fd = pinned[0].fd
+    pool.unpin(pinned[0])
+    assert not is_open(fd)
+
+
+def test_a_renamed_segment_is_found_under_its_new_name(tmp_path):
+    pool, (segment,) = FilePool(), segments(tmp_path, 1)
+    pool.rename(segment, ".deleted")
+    assert segment.path.name == "00000000000000000000.log.deleted"
+    assert os.pread(pool.pin(segment).fd, 9, 0) == b"0"
+    segment.path.unlink()
+    with pytest.raises(FileNotFoundError):
+        pool.rename(segment, "")
+
+
+def test_loaded_indexes_are_bounded_in_bytes(tmp_path):
+    pool = FilePool(index_bytes_max=100)
+    made = [Segment(tmp_path, number) for number in range(4)]
+    for segment in made:
+        index = OffsetIndex()
+        for number in range(5):
+            index.append(number, number)
+        pool.index_loaded(segment, index, TimeIndex())
+    assert [segment.offsets is not None for segment in made] == [False, False, True, True]
+    pool.keep_index(made[3])
+    pool.index_loaded(made[0], index, TimeIndex())
+    assert made[3].offsets is not None

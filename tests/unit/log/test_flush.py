@@ -1,0 +1,140 @@
+"""Flushing: what counts as durable, and when."""
+
+import os
+
+import pytest
+from tests.unit.log.helpers import append, files_in, fill, flush, open_log
+
+from penstock.log.config import LogConfig
+from penstock.log.flush import HELD_FILES_MAX
+
+SMALL = LogConfig(segment_bytes=400)
+
+
+class Disk:
+    """Notes which files are synced."""
+
+    def __init__(self, monkeypatch):
+        self.synced: list[str] = []
+        for name in ("fsync", "fdatasync"):
+            monkeypatch.setattr(os, name, self._noting(getattr(os, name)))
+
+    def _noting(self, real):
+        def sync(fd):
+            self.synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+            real(fd)
+
+        return sync
+
+
+def test_synced_moves_to_where_the_log_ended_when_the_flush_began(tmp_path):
+    log = open_log(tmp_path / "t-0")
+    fill(log, 2)
+    assert log.synced.offset == 0
+    ticket = log.flush_begin()
+    begun = log.end
+    fill(log, 2)
+    ticket.run()
+    assert log.synced.offset == 0
+    log.flush_done(ticket)
+    assert log.synced == begun
+    flush(log)
+    assert log.synced == log.end
+    assert log.flush_begin() is None
+    assert not log.needs_flush
+
+
+def test_every_rolled_segment_is_synced_before_the_flush_is_done(tmp_path, monkeypatch):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 10)
+    names = {segment.path.name for segment in log.segments}
+    assert len(names) > 2
+    assert log.rolled_unsynced == len(names) - 1
+    disk = Disk(monkeypatch)
+    flush(log)
+    assert names <= set(disk.synced)
+    assert "t-0" in disk.synced
+    assert log.rolled_unsynced == 0
+    assert {name.removesuffix(".index") for name in files_in(log.directory, ".index")} == {
+        segment.path.stem for segment in log.segments[:-1]
+    }
+
+
+def test_a_flush_after_that_syncs_only_the_active_segment(tmp_path, monkeypatch):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 10)
+    flush(log)
+    log.configure(LogConfig())
+    fill(log, 1)
+    disk = Disk(monkeypatch)
+    flush(log)
+    assert disk.synced == [log.active_segment.path.name]
+
+
+def test_segments_beyond_the_held_descriptors_are_synced_too(tmp_path, monkeypatch):
+    before = len(os.listdir("/proc/self/fd"))
+    log = open_log(tmp_path / "t-0", LogConfig(segment_bytes=180))
+    fill(log, HELD_FILES_MAX * 2)
+    assert len(os.listdir("/proc/self/fd")) <= before + HELD_FILES_MAX + 2
+    disk = Disk(monkeypatch)
+    flush(log)
+    assert {segment.path.name for segment in log.segments} <= set(disk.synced)
+
+
+def test_an_error_from_fsync_is_not_caught(tmp_path, monkeypatch):
+    log = open_log(tmp_path / "t-0")
+    fill(log, 1)
+
+    def broken(fd):
+        raise OSError(5, "I/O error")
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    ticket = log.flush_begin()
+    with pytest.raises(OSError, match="I/O error"):
+        ticket.run()
+    assert log.synced.offset == 0
+
+
+def test_one_flush_at_a_time(tmp_path):
+    log = open_log(tmp_path / "t-0")
+    fill(log, 1)
+    log.flush_begin()
+    with pytest.raises(AssertionError):
+        log.flush_begin()
+
+
+def test_a_log_can_be_closed_while_a_flush_is_under_way(tmp_path):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 10)
+    ticket = log.flush_begin()
+    fill(log, 10)
+    log.close()
+    ticket.run()
+    log.flush_done(ticket)
+    reopened = open_log(tmp_path / "t-0", SMALL, clean=True)
+    assert reopened.end == log.end
+
+
+def test_retention_of_an_unsynced_segment_does_not_disturb_a_flush(tmp_path):
+    log = open_log(tmp_path / "t-0", LogConfig(segment_bytes=180))
+    fill(log, HELD_FILES_MAX * 2)
+    ticket = log.flush_begin()
+    for path in log.remove_segments(log.segments[:10], now_ms=0):
+        path.unlink()
+    ticket.run()
+    log.flush_done(ticket)
+    assert log.synced == log.end
+
+
+def test_no_descriptor_is_left_open(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    log = open_log(tmp_path / "t-0", LogConfig(segment_bytes=180))
+    fill(log, 50)
+    flush(log)
+    fill(log, 50)
+    log.read(0, 100, log.end)
+    log.remove_segments(log.segments[:60], now_ms=0)
+    log.truncate_to(90, now_ms=0)
+    append(log, b"x")
+    log.close()
+    assert len(os.listdir("/proc/self/fd")) == before

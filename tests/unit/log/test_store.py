@@ -1,0 +1,231 @@
+"""The data folder: ownership, clean and unclean starts, partitions coming and going."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from tests.unit.log.helpers import NOW_MS, append, fill, flush, offsets_in, values_in
+
+from penstock.log.checkpoints import read_offsets
+from penstock.log.config import LogConfig
+from penstock.log.identity import WrongOwner, parse_uuid, uuid_text
+from penstock.log.store import LogStore, StoreLocked
+
+CONFIG = LogConfig()
+TOPIC_ID = UUID("01234567-89ab-cdef-0123-456789abcdef")
+
+
+def opened(directory: Path, **options) -> LogStore:
+    return LogStore.open(directory, node_id=1, **options)
+
+
+def open_all(store):
+    return store.open_all(lambda topic, index: CONFIG, now_ms=NOW_MS)
+
+
+def create(store, topic="orders", index=0):
+    return store.create(topic, index, TOPIC_ID, CONFIG, now_ms=NOW_MS)
+
+
+def test_a_clean_stop_is_followed_by_a_clean_start(tmp_path):
+    store = opened(tmp_path)
+    assert not store.clean
+    log = create(store)
+    fill(log, 5)
+    log.delete_records_before(2)
+    store.close(high_watermarks={("orders", 0): 5})
+    assert (tmp_path / ".kafka_cleanshutdown").exists()
+    store = opened(tmp_path)
+    assert store.clean
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+    log = open_all(store).opened["orders", 0]
+    assert (log.start_offset, log.end_offset) == (2, 5)
+    assert store.high_watermarks == {("orders", 0): 5}
+    assert read_offsets(tmp_path / "recovery-point-offset-checkpoint") == {("orders", 0): 5}
+    assert read_offsets(tmp_path / "log-start-offset-checkpoint") == {("orders", 0): 2}
+
+
+def test_a_crash_is_followed_by_recovery_from_the_checkpoint(tmp_path, monkeypatch):
+    store = opened(tmp_path)
+    log = create(store)
+    fill(log, 5)
+    flush(log)
+    store.checkpoint()
+    fill(log, 5)
+    store.close(clean=False)
+    checked = []
+    monkeypatch.setattr(
+        "penstock.log.recovery.checksum_holds",
+        lambda fd, at, header: checked.append(header.base_offset) or True,
+    )
+    store = opened(tmp_path)
+    assert not store.clean
+    assert open_all(store).opened["orders", 0].end_offset == 10
+    assert checked == [5, 6, 7, 8, 9]
+
+
+def test_only_one_process_owns_the_folder(tmp_path):
+    store = opened(tmp_path)
+    attempt = (
+        "import sys; from pathlib import Path; from penstock.log.store import LogStore, StoreLocked\n"
+        "try: LogStore.open(Path(sys.argv[1]), node_id=1)\n"
+        "except StoreLocked as error: print(error)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", attempt, tmp_path], capture_output=True, text=True, env=environment
+    )
+    assert f"{tmp_path} is in use by another process" in done.stdout, done.stderr
+    with pytest.raises(StoreLocked):
+        opened(tmp_path)
+    store.close()
+    opened(tmp_path).close()
+
+
+def test_the_folder_knows_its_owner(tmp_path):
+    store = opened(tmp_path, cluster_id="the-cluster")
+    directory_id = store.directory_id
+    store.close()
+    text = (tmp_path / "meta.properties").read_text()
+    assert "version=1\n" in text
+    assert "cluster.id=the-cluster\n" in text
+    assert "node.id=1\n" in text
+    assert f"directory.id={uuid_text(directory_id)}\n" in text
+    store = opened(tmp_path)
+    assert (store.cluster_id, store.directory_id) == ("the-cluster", directory_id)
+    store.close()
+    with pytest.raises(WrongOwner, match="belongs to node 1"):
+        LogStore.open(tmp_path, node_id=2)
+    with pytest.raises(WrongOwner, match="belongs to cluster the-cluster"):
+        opened(tmp_path, cluster_id="another")
+    (tmp_path / "meta.properties").write_text("version=1\nnode.id=one\n")
+    with pytest.raises(WrongOwner, match="cannot be understood"):
+        opened(tmp_path)
+
+
+def test_partition_metadata_is_as_kafka_writes_it(tmp_path):
+    store = opened(tmp_path)
+    create(store)
+    text = (tmp_path / "orders-0" / "partition.metadata").read_text()
+    assert text == "version: 0\ntopic_id: ASNFZ4mrze8BI0VniavN7w"
+    assert store.topic_id("orders", 0) == TOPIC_ID
+    assert parse_uuid(uuid_text(TOPIC_ID)) == TOPIC_ID
+    assert store.topic_id("missing", 0) is None
+    (tmp_path / "orders-0" / "partition.metadata").write_text("nonsense")
+    assert store.topic_id("orders", 0) is None
+
+
+def test_a_partition_that_cannot_be_opened_is_named_and_the_others_serve(tmp_path):
+    store = opened(tmp_path)
+    for index in range(3):
+        fill(create(store, "orders", index), 4)
+    store.close()
+    damaged = tmp_path / "orders-1" / "00000000000000000000.log"
+    damaged.write_bytes(b"\xff" * 100 + damaged.read_bytes()[100:])
+    (tmp_path / "orders-1" / "00000000000000000000.index").unlink()
+    store = opened(tmp_path)
+    report = open_all(store)
+    assert set(report.opened) == {("orders", 0), ("orders", 2)}
+    assert "orders-1" in str(report.failed["orders", 1])
+    store.close()
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+    assert read_offsets(tmp_path / "recovery-point-offset-checkpoint")["orders", 1] == 4
+
+
+def test_a_deleted_partition_is_gone_at_once_and_its_files_later(tmp_path):
+    store = opened(tmp_path)
+    log = create(store)
+    fill(log, 5)
+    store.checkpoint()
+    folder = store.delete("orders", 0)
+    assert folder.name.startswith("orders-0.")
+    assert folder.name.endswith("-delete")
+    assert store.stored() == []
+    again = create(store)
+    assert again.end_offset == 0
+    append(again, b"new")
+    assert values_in(log) == [bytes(100)] * 5
+    store.purge([folder])
+    assert not folder.exists()
+    store.close()
+    assert read_offsets(tmp_path / "recovery-point-offset-checkpoint") == {("orders", 0): 1}
+
+
+def test_what_a_crash_left_of_deleted_partitions_goes_at_the_next_start(tmp_path):
+    store = opened(tmp_path)
+    create(store)
+    folder = store.delete("orders", 0)
+    store.close(clean=False)
+    opened(tmp_path)
+    assert not folder.exists()
+
+
+def test_deleting_during_a_flush_is_safe(tmp_path):
+    store = opened(tmp_path)
+    log = create(store)
+    fill(log, 5)
+    ticket = log.flush_begin()
+    store.delete("orders", 0)
+    again = create(store)
+    ticket.run()
+    log.flush_done(ticket)
+    assert not (again.directory / "leader-epoch-checkpoint").exists()
+
+
+def test_the_folder_of_an_earlier_topic_of_that_name_is_set_aside(tmp_path):
+    store = opened(tmp_path)
+    fill(create(store), 5)
+    store.close()
+    store = opened(tmp_path)
+    log = store.open_or_create("orders", 0, UUID(int=5), CONFIG, now_ms=NOW_MS)
+    assert log.end_offset == 0
+    (stray,) = tmp_path.glob("orders-0.*-stray")
+    assert (stray / "00000000000000000000.log").stat().st_size > 0
+    assert store.stored() == [("orders", 0)]
+
+
+def test_open_or_create_opens_what_is_there(tmp_path):
+    store = opened(tmp_path)
+    log = store.open_or_create("orders", 0, TOPIC_ID, CONFIG, now_ms=NOW_MS)
+    fill(log, 3)
+    store.close()
+    store = opened(tmp_path)
+    assert offsets_in(store.open_or_create("orders", 0, TOPIC_ID, CONFIG, now_ms=NOW_MS)) == [0, 1, 2]
+
+
+def test_the_longest_topic_name_fits(tmp_path):
+    store = opened(tmp_path)
+    topic = "t" * 249
+    append(create(store, topic, 99_999), b"x")
+    folder = store.delete(topic, 99_999)
+    assert len(folder.name) == 255
+    create(store, topic, 99_999)
+    assert store.stored() == [(topic, 99_999)]
+
+
+def test_topic_names_with_dashes_and_digits_are_understood(tmp_path):
+    store = opened(tmp_path)
+    create(store, "a-1", 2)
+    assert store.stored() == [("a-1", 2)]
+
+
+def test_a_damaged_checkpoint_costs_time_and_no_data(tmp_path):
+    store = opened(tmp_path)
+    fill(create(store), 5)
+    store.close()
+    (tmp_path / "recovery-point-offset-checkpoint").write_text("0\n7\nbroken")
+    (tmp_path / ".kafka_cleanshutdown").unlink()
+    store = opened(tmp_path)
+    assert open_all(store).opened["orders", 0].end_offset == 5
+
+
+def test_a_full_disk_refuses_writes_and_recovers(tmp_path):
+    """A real one: the kernel refuses to let the file grow."""
+    script = Path(__file__).with_name("full_disk.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "ok" in done.stdout

@@ -1,0 +1,67 @@
+"""Offsets by timestamp, exact to the record."""
+
+import pytest
+from tests.unit.log.helpers import NOW_MS, append, marker_of, open_log
+
+from penstock.log.config import LogConfig
+from penstock.protocol.compression import Codec
+from penstock.protocol.records import Record, encode_batch
+
+CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
+
+
+def append_at(log, *timestamps, codec=Codec.NONE, epoch=0):
+    records = [Record(place, timestamp, None, b"value") for place, timestamp in enumerate(timestamps)]
+    return log.append(memoryview(encode_batch(records, codec=codec)), leader_epoch=epoch, now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_the_first_record_not_before_the_timestamp(tmp_path, codec):
+    log = open_log(tmp_path / "t-0", CONFIG)
+    timestamps = [10, 30, 20, 30, 40, 35, 90, 60, 70, 95, 80, 100]
+    for start in range(0, len(timestamps), 3):
+        append_at(log, *timestamps[start : start + 3], codec=codec, epoch=start)
+    for asked in range(105):
+        expected = next(
+            ((ts, offset, offset // 3 * 3) for offset, ts in enumerate(timestamps) if ts >= asked), None
+        )
+        assert log.offset_for_timestamp(asked) == expected
+
+
+def test_records_before_the_start_of_the_log_do_not_count(tmp_path):
+    log = open_log(tmp_path / "t-0", CONFIG)
+    append_at(log, 50, 60, 10)
+    append_at(log, 20, 55)
+    log.delete_records_before(2)
+    assert log.offset_for_timestamp(5) == (10, 2, 0)
+    assert log.offset_for_timestamp(30) == (55, 4, 0)
+    assert log.offset_for_timestamp(56) is None
+
+
+def test_the_largest_timestamp_and_where_it_first_is(tmp_path):
+    log = open_log(tmp_path / "t-0", CONFIG)
+    assert log.offset_of_max_timestamp() is None
+    for number in range(40):
+        append_at(log, number, 1000 if number in (17, 30) else 0, epoch=2)
+    assert log.offset_of_max_timestamp() == (1000, 35, 2)
+
+
+def test_control_records_are_not_found(tmp_path):
+    log = open_log(tmp_path / "t-0", CONFIG)
+    append(log, b"x", timestamp=5, producer=(1, 0, 0), attributes=0x10)
+    log.append(marker_of(1, 0, commit=True), leader_epoch=0, now_ms=NOW_MS, internal=True)
+    assert log.offset_for_timestamp(6) is None
+
+
+def test_it_works_on_a_log_that_was_just_opened(tmp_path):
+    log = open_log(tmp_path / "t-0", CONFIG)
+    for number in range(30):
+        append_at(log, number * 10)
+    log.close()
+    for clean in (True, False):
+        reopened = open_log(tmp_path / "t-0", CONFIG, clean=clean)
+        assert [reopened.offset_for_timestamp(number * 10 - 5).offset for number in range(30)] == list(
+            range(30)
+        )
+        assert reopened.offset_of_max_timestamp() == (290, 29, 0)
+        reopened.abandon()
