@@ -1,22 +1,21 @@
 """One compaction pass over one log: map the dirty part, then rewrite its old segments through the rules.
 
-Blocking, for a thread of its own. Reads batch by batch, so that memory holds the map, one batch and little else.
+Blocking, for a thread of its own. Reads batch by batch: memory holds the map, one batch and little else.
 Each group of segments is swapped in by itself: a pass that ends early has done harm to nothing.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from penstock.log.checkpoints import sync_directory
 from penstock.log.compaction import BatchFilter, CompactionStats, LastRecord
 from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.keymap import KeyMap
 from penstock.log.leftovers import existing_files
 from penstock.log.log import Log
 from penstock.log.lookup import modified_ms, offset_index
-from penstock.log.names import CLEANED
 from penstock.log.outcomes import Outcome, TransactionOutcomes
 from penstock.log.segment import Segment
 from penstock.log.segment_writer import SegmentWriter
@@ -25,15 +24,13 @@ from penstock.protocol.compression import BytesLike
 from penstock.protocol.records import BatchHeader, checksum, open_batch, read_header
 from penstock.protocol.scan import scan_records
 
-_logger = logging.getLogger("penstock.log")
-
 #: The event loop needs the interpreter too: rest this long each time so much has been read.
 REST_EVERY_BYTES: Final = 32 << 10
 REST_SECONDS: Final = 0.0001
 
 
 class CleaningCancelled(Exception):
-    """Asked to stop, or the log changed under the pass. What has been swapped in stays; nothing else is left."""
+    """Asked to stop, or the log changed under the pass. What was swapped in stays; nothing else is left."""
 
 
 class DamagedSegment(Exception):
@@ -136,7 +133,7 @@ class Compaction:
             if changed:
                 self._swap(group, output.finish(modified_ms(group[-1])))
         finally:
-            output.discard_unused()
+            output.discard_unused(self._log.segments)
 
     def _swap(self, group: Sequence[Segment], new: Sequence[Segment]) -> None:
         current = self._log.segments
@@ -148,10 +145,9 @@ class Compaction:
 
     def _batches(self, segment: Segment, from_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
         """Every batch that ends at or after an offset. Raises DamagedSegment."""
-        start = offset_index(segment, self._log.files).position_at_or_below(from_offset - segment.base_offset)
+        start = reached = self._position_before(segment, from_offset)
         file = self._log.files.pin(segment)
         try:
-            reached = start
             for position, header in walk(file.fd, start, segment.size):
                 reached = position + header.size
                 if header.last_offset < from_offset:
@@ -166,15 +162,23 @@ class Compaction:
         finally:
             self._log.files.unpin(file)
 
+    def _position_before(self, segment: Segment, offset: int) -> int:
+        if offset <= segment.base_offset:
+            return 0
+        index = offset_index(segment, self._log.files)
+        return index.position_at_or_below(offset - segment.base_offset)
+
     def _control_batches(self, from_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
-        """From an offset on, up to the last stable offset: beyond the dirty part, too, as markers may be there."""
+        """From an offset on up to the last stable offset, as a marker may lie beyond the dirty part."""
         files = self._log.files
         for segment in list(self._log.segments):
             if segment.next_base is not None and segment.next_base <= from_offset:
                 continue
             file = files.pin(segment)
             try:
-                for position, header in walk(file.fd, 0, segment.size):
+                for position, header in walk(
+                    file.fd, self._position_before(segment, from_offset), segment.size
+                ):
                     self._rest(header.size)
                     if header.base_offset >= self._dirty.stable_offset:
                         return
@@ -220,12 +224,16 @@ class _Output:
             del self._full[0]
         return self._finished
 
-    def discard_unused(self) -> None:
-        """Whatever has not been swapped in."""
+    def discard_unused(self, in_use: Sequence[Segment]) -> None:
+        """Whatever has not become part of the log."""
         for writer in (*self._full, *((self._writer,) if self._writer else ())):
             writer.discard()
-        for path in existing_files([segment for segment in self._finished if segment.suffix == CLEANED]):
+        unused = [segment for segment in self._finished if segment not in in_use]
+        for path in existing_files(unused):
             path.unlink()
+        if unused:
+            # A swap that was committed and then refused must not come back after a power cut.
+            sync_directory(self._directory)
 
 
 def grouped(segments: Sequence[Segment], segment_bytes: int) -> list[list[Segment]]:

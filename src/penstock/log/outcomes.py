@@ -1,0 +1,87 @@
+"""How each transaction in a log ended, found by reading ahead to its marker.
+
+A data batch comes before the marker that decides it. Logs without transactions are never read ahead of.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Final, NamedTuple
+
+from penstock.protocol.compression import BytesLike
+from penstock.protocol.records import BatchHeader, decode_records
+
+_MARKER_KEY: Final = struct.Struct(">hh")  # version, type
+_ABORT: Final = 0
+_COMMIT: Final = 1
+#: A marker holds a few dozen bytes; one that holds more is no marker.
+_MARKER_BYTES_MAX: Final = 4096
+
+#: The control batches from an offset on, in order.
+ReadFrom = Callable[[int], Iterator[tuple[BatchHeader, bytes]]]
+
+
+class Outcome(Enum):
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    OPEN = "open"
+
+
+class _Ended(NamedTuple):
+    marker_offset: int
+    outcome: Outcome
+
+
+class TransactionOutcomes:
+    """Asked in the order of the log."""
+
+    __slots__ = ("_ahead", "_ended", "_read_from")
+
+    def __init__(self, read_from: ReadFrom) -> None:
+        self._read_from = read_from
+        self._ahead: Iterator[tuple[BatchHeader, bytes]] | None = None
+        self._ended: dict[int, deque[_Ended]] = {}
+
+    def outcome(self, header: BatchHeader) -> Outcome:
+        """Of the transaction that this data batch belongs to."""
+        assert header.is_transactional
+        assert not header.is_control
+        self._forget(header.producer_id, header.base_offset)
+        while not (ended := self._ended.get(header.producer_id)):
+            if not self._read_on(header.base_offset):
+                return Outcome.OPEN
+        return ended[0].outcome
+
+    def passed(self, marker: BatchHeader) -> None:
+        """The asker has read this marker: nothing before it will be asked for again."""
+        self._forget(marker.producer_id, marker.base_offset + 1)
+
+    def _forget(self, producer_id: int, before_offset: int) -> None:
+        ended = self._ended.get(producer_id)
+        while ended and ended[0].marker_offset < before_offset:
+            ended.popleft()
+        if ended is not None and not ended:
+            del self._ended[producer_id]
+
+    def _read_on(self, start_offset: int) -> bool:
+        """One control batch further; False at the end."""
+        if self._ahead is None:
+            self._ahead = self._read_from(start_offset)
+        for header, batch in self._ahead:
+            if (outcome := marker_outcome(header, batch)) is not None:
+                ended = self._ended.setdefault(header.producer_id, deque())
+                ended.append(_Ended(header.base_offset, outcome))
+            return True
+        return False
+
+
+def marker_outcome(header: BatchHeader, batch: BytesLike) -> Outcome | None:
+    """What this batch says about its producer's transaction; None unless it is a marker."""
+    if not header.is_control or header.record_count == 0:
+        return None
+    key = decode_records(batch, _MARKER_BYTES_MAX)[0].key
+    if key is None or len(key) < _MARKER_KEY.size:
+        return None
+    _, kind = _MARKER_KEY.unpack_from(key)
+    return {_ABORT: Outcome.ABORTED, _COMMIT: Outcome.COMMITTED}.get(kind)
