@@ -1,1 +1,36 @@
-"""What users get for their own tests: an embedded broker and a pytest plugin."""
+"""What users get for their own tests: an embedded broker, faults to inject into it, and a pytest plugin.
+
+    >>> from penstock.testing import EmbeddedBroker
+    >>> with EmbeddedBroker() as broker:
+    ...     broker.create_topic("orders", partitions=3)
+    ...     # any Kafka client connects to broker.bootstrap_servers
+
+With pytest, ask for the `penstock` fixture instead; see `penstock.testing.plugin`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.protocol.errors import ErrorCode
+    from penstock.testing.embedded import EmbeddedBroker
+    from penstock.testing.faults import Fault, Faults
+    from penstock.testing.requests import FaultyRequest
+
+__all__ = ("EmbeddedBroker", "ErrorCode", "Fault", "Faults", "FaultyRequest")
+
+_HOMES = {
+    "EmbeddedBroker": "penstock.testing.embedded",
+    "ErrorCode": "penstock.protocol.errors",
+    "Fault": "penstock.testing.faults",
+    "Faults": "penstock.testing.faults",
+    "FaultyRequest": "penstock.testing.requests",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when first asked for: pytest imports this package in every run of everyone who has it installed."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

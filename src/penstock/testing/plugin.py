@@ -1,1 +1,52 @@
-"""The pytest plugin that users get by installing the package."""
+"""The pytest plugin that users get by installing the package: a broker for their tests.
+
+    def test_orders(penstock):
+        penstock.create_topic("orders")
+        run_my_application(penstock.bootstrap_servers)
+
+`penstock` is a fresh broker for each test: nothing in it but what the test puts there, and free to be stopped,
+killed and made to fail. `penstock_session` is one broker for the whole run (for each worker of pytest-xdist);
+use `penstock_session.new_topic()` and `unique_name()` there. Both are `penstock.testing.EmbeddedBroker` and run in
+a thread, so asyncio tests can use them as they are. To give them settings, define the fixture
+`penstock_settings` in your conftest.py:
+
+    @pytest.fixture(scope="session")
+    def penstock_settings():
+        return {"num.partitions": 3}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from penstock.testing.embedded import EmbeddedBroker
+
+
+@pytest.fixture(scope="session")
+def penstock_settings() -> Mapping[str, Any]:
+    """Settings of the brokers that tests get, by their names in Kafka. Override it to set some."""
+    return {}
+
+
+@pytest.fixture
+def penstock(penstock_settings: Mapping[str, Any]) -> Iterator[EmbeddedBroker]:
+    """A fresh Kafka-compatible broker for this test alone: `penstock.bootstrap_servers`."""
+    yield from _broker(penstock_settings)
+
+
+@pytest.fixture(scope="session")
+def penstock_session(penstock_settings: Mapping[str, Any]) -> Iterator[EmbeddedBroker]:
+    """One Kafka-compatible broker for all tests; `penstock_session.new_topic()` keeps them apart."""
+    yield from _broker(penstock_settings)
+
+
+def _broker(settings: Mapping[str, Any]) -> Iterator[EmbeddedBroker]:
+    # Whoever has the package installed loads this plugin in every run; only tests that use a broker pay for it.
+    from penstock.testing.embedded import EmbeddedBroker
+
+    with EmbeddedBroker(settings=settings) as broker:
+        yield broker

@@ -1,0 +1,260 @@
+"""A whole broker inside the process of a test: its own thread, its own folder, any free port."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from uuid import uuid4
+
+from penstock.broker.listeners import format_address
+from penstock.broker.node import Node, new_event_loop
+from penstock.broker.settings import Settings, load_settings
+from penstock.broker.topic_creation import create_topics_in_cluster
+from penstock.cluster.controller.create_topics import NewTopic
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.testing.faults import Faults
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+_HOST: Final = "127.0.0.1"
+#: Starting may have to recover what a kill has left; more than this is a broker that hangs.
+_PATIENCE_S: Final = 60.0
+
+#: Where an embedded broker differs from one that is served: tests are many and short, and their data is not
+#: missed. `penstock.flush=never` leaves syncing to the operating system (a killed broker still recovers all
+#: of it, since the process lives on); pass `settings={"penstock.flush": "ack"}` to sync as production does.
+EMBEDDED_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "group.initial.rebalance.delay.ms": "0",
+        "group.min.session.timeout.ms": "100",
+        "offsets.topic.num.partitions": "1",
+        "penstock.flush": "never",
+        "penstock.io.threads": "2",
+    }
+)
+
+SettingValue = str | int | float | bool | Iterable[str]
+Result = TypeVar("Result")
+
+
+class EmbeddedBroker:
+    """A broker that any Kafka client can use, ready in a few milliseconds.
+
+    It keeps its data and its port through `stop`, `kill` and `restart`. Without `data_dir` the data is in a
+    temporary folder that goes when the `with` block ends, or with the process.
+
+        >>> from confluent_kafka import Consumer, Producer
+        >>> from penstock.testing import EmbeddedBroker
+        >>> with EmbeddedBroker(settings={"num.partitions": 3}) as broker:
+        ...     topic = broker.create_topic("orders", cleanup_policy="compact")
+        ...     producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+        ...     producer.produce(topic, key="a", value="1")
+        ...     assert producer.flush(10) == 0
+        ...     broker.restart()
+        ...     consumer = Consumer(
+        ...         {"bootstrap.servers": broker.bootstrap_servers, "group.id": "g", "auto.offset.reset": "earliest"}
+        ...     )
+        ...     consumer.subscribe([topic])
+        ...     print(consumer.poll(10).value())
+        ...     consumer.close()
+        b'1'
+    """
+
+    def __init__(
+        self,
+        *,
+        data_dir: str | PathLike[str] | None = None,
+        port: int = 0,
+        settings: Mapping[str, SettingValue] = MappingProxyType({}),
+    ) -> None:
+        """`settings` are a node's settings by their names in Kafka; see EMBEDDED_SETTINGS for the defaults.
+
+        Raises InvalidSetting. Variables of the environment are not looked at.
+        """
+        self.faults = Faults()
+        self._given = {name: _text(value) for name, value in settings.items()}
+        self._port = port
+        self._is_own_dir = data_dir is None
+        self.data_dir = Path(tempfile.mkdtemp(prefix="penstock-") if data_dir is None else data_dir)
+        self._running: _Running | None = None
+        if self._is_own_dir:
+            self._clean_up = weakref.finalize(self, shutil.rmtree, self.data_dir, ignore_errors=True)
+        self._settings()
+
+    def __repr__(self) -> str:
+        state = f"on {self.bootstrap_servers}" if self.is_running else "stopped"
+        return f"<EmbeddedBroker {state}, data in {self.data_dir}>"
+
+    def __enter__(self) -> Self:
+        return self if self.is_running else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if self._is_own_dir:
+            self._clean_up()
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        return self._running is not None
+
+    def start(self) -> Self:
+        """Returns when clients can connect. Raises what keeps the broker from starting."""
+        if self._running is not None:
+            raise RuntimeError(f"{self} runs already")
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self._running = _Running.start(self._settings(), self.faults)
+        self._port = self._running.node.listeners[0].port
+        return self
+
+    def stop(self) -> None:
+        """End it in good order, as an operator would. Its data stays for the next `start`."""
+        self._end(clean=True)
+
+    def kill(self) -> None:
+        """End it as a crash would: connections are cut and the next `start` has to recover the data.
+
+        What was written is still there, synced or not, as after `kill -9`; power loss is another matter.
+        """
+        self._end(clean=False)
+
+    def restart(self) -> Self:
+        """Stop, and start on the same port with the same data; after a `kill`, just start."""
+        self.stop()
+        return self.start()
+
+    # -- use -----------------------------------------------------------------------------------------
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; 0 before the first start if none was asked for."""
+        return self._port
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What clients call `bootstrap.servers`."""
+        return format_address(_HOST, self._port)
+
+    @property
+    def http_url(self) -> str | None:
+        """Where /metrics, /health and /ready are, with the setting `penstock.http.listen` at "127.0.0.1:0"."""
+        http = self._node().http
+        return None if http is None else f"http://{format_address(_HOST, http.port)}"
+
+    def create_topic(self, name: str, partitions: int = 1, **settings: SettingValue) -> str:
+        """Create a topic and return its name; it can be used at once.
+
+        Settings have their names in Kafka, with underscores for dots where that is easier to write:
+        `create_topic("t", retention_ms=1000)` or `create_topic("t", **{"retention.ms": 1000})`.
+        Raises ValueError for what the broker refuses.
+        """
+        topic = NewTopic(
+            name=name,
+            partitions=partitions,
+            configs=tuple((key.replace("_", "."), _text(value)) for key, value in settings.items()),
+        )
+        node = self._node()
+        (result,) = self._call(create_topics_in_cluster(node, [topic]))
+        if result.error is not ErrorCode.none:
+            raise ValueError(f"topic {name!r} was not created: {result.message or result.error.name}")
+        return name
+
+    def new_topic(self, prefix: str = "topic", partitions: int = 1, **settings: SettingValue) -> str:
+        """Create a topic under a name that nobody else has, so that tests can share one broker."""
+        return self.create_topic(self.unique_name(prefix), partitions, **settings)
+
+    @staticmethod
+    def unique_name(prefix: str = "name") -> str:
+        """For groups, topics and transactional ids that must not meet those of other tests."""
+        return f"{prefix}-{uuid4().hex[:12]}"
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _settings(self) -> Settings:
+        fixed = {"listeners": f"PLAINTEXT://{_HOST}:{self._port}", "log.dirs": str(self.data_dir)}
+        return load_settings({**EMBEDDED_SETTINGS, **fixed, **self._given}, {})
+
+    def _node(self) -> Node:
+        if self._running is None:
+            raise RuntimeError(f"{self} is not running")
+        return self._running.node
+
+    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        assert self._running is not None
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._running.loop).result(_PATIENCE_S)
+        except ApiError as error:
+            raise ValueError(str(error)) from error
+
+    def _end(self, *, clean: bool) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.end(clean=clean)
+
+
+class _Running:
+    """A node at work on the loop of its own thread."""
+
+    def __init__(self, settings: Settings, faults: Faults) -> None:
+        self.node: Node
+        self.loop: asyncio.AbstractEventLoop
+        self._stop: Callable[[bool], None]
+        self._settings = settings
+        self._faults = faults
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="penstock-embedded", daemon=True)
+
+    @classmethod
+    def start(cls, settings: Settings, faults: Faults) -> Self:
+        self = cls(settings, faults)
+        self._thread.start()
+        self._started.result(_PATIENCE_S)
+        return self
+
+    def end(self, *, clean: bool) -> None:
+        self.loop.call_soon_threadsafe(self._stop, clean)
+        self._thread.join(_PATIENCE_S)
+        if self._thread.is_alive():
+            raise RuntimeError(f"{self.node} did not stop within {_PATIENCE_S:g} s")
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        ended: asyncio.Future[bool] = self.loop.create_future()
+        self._stop = ended.set_result
+        self.node = Node(self._settings)
+        self.node.faults = self._faults.hook()
+        await self.node.start()
+        self._started.set_result(None)
+        await self.node.stop(clean=await ended)
+
+
+def _text(value: SettingValue) -> str:
+    """As Kafka writes it: true, false, and lists with commas."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str() | int() | float():
+            return str(value)
+        case _:
+            return ",".join(value)
