@@ -1,0 +1,407 @@
+"""The coordinator runtime: nothing is said before it is safe, and whatever breaks starts again from the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tests.unit.log.helpers import open_log
+
+from penstock.broker import coordinator_runtime
+from penstock.broker.coordinator_runtime import CoordinatorRuntime, Token
+from penstock.log.config import LogConfig
+from penstock.log.log import Log
+from penstock.protocol.errors import ApiError, ErrorCode
+
+
+class Work(NamedTuple):
+    records: tuple[tuple[bytes, bytes | None], ...] = ()
+    replies: tuple[tuple[Any, object], ...] = ()
+
+
+class Ledger:
+    """The smallest shard that can do everything: names and values, requests that wait, one deadline."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, bytes] = {}
+        self.parked: list[Token] = []
+        self.deadline_ms: int | None = None
+        self.moved_ms = 0
+        self.loaded_at_ms: int | None = None
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            self.entries.pop(key, None)
+        else:
+            self.entries[key] = value
+
+    def loaded(self, now_ms: int) -> Work:
+        self.loaded_at_ms = now_ms
+        return Work()
+
+    def next_deadline_ms(self) -> int | None:
+        return self.deadline_ms
+
+    def tick(self, now_ms: int) -> Work:
+        if self.deadline_ms is None or self.deadline_ms > now_ms:
+            return Work()
+        self.deadline_ms = None
+        return self.answer_parked("time is up")
+
+    def clock_moved(self, by_ms: int) -> None:
+        self.moved_ms += by_ms
+
+    def put(self, token: Token, **entries: str) -> Work:
+        records = tuple((name.encode(), value.encode()) for name, value in entries.items())
+        return Work(records, ((token, len(self.entries)),))
+
+    def park(self, token: Token, deadline_ms: int | None = None) -> Work:
+        self.parked.append(token)
+        self.deadline_ms = deadline_ms
+        return Work()
+
+    def answer_parked(self, reply: object) -> Work:
+        parked, self.parked = self.parked, []
+        return Work(replies=tuple((token, reply) for token in parked))
+
+
+class Partition:
+    """Over a real log; the test says when what was appended is committed, or that it never will be."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.committed_up_to = log.end_offset
+        self.refuses: ErrorCode | None = None
+        self._waiters: list[tuple[int, Callable[[ApiError | None], None]]] = []
+
+    def append_internal(self, batch: bytearray, now_ms: int) -> int:
+        if self.refuses is not None:
+            raise ApiError(self.refuses)
+        appended = self.log.append(memoryview(batch), leader_epoch=0, now_ms=now_ms, internal=True)
+        return appended.last_offset
+
+    def when_committed(self, offset: int, call: Callable[[ApiError | None], None]) -> None:
+        if offset < self.committed_up_to:
+            call(None)
+        else:
+            self._waiters.append((offset, call))
+
+    def commit(self, up_to: int | None = None) -> None:
+        self.committed_up_to = self.log.end_offset if up_to is None else up_to
+        ready = [call for offset, call in self._waiters if offset < self.committed_up_to]
+        self._waiters = [waiter for waiter in self._waiters if waiter[0] >= self.committed_up_to]
+        for call in ready:
+            call(None)
+
+    def lose(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for _, call in waiters:
+            call(ApiError(ErrorCode.not_leader_or_follower))
+
+
+class Bench:
+    """A runtime with one partition, number 0, and a clock that stands still."""
+
+    def __init__(self, log: Log) -> None:
+        self.partition: Partition | None = Partition(log)
+        self.now_ms = 1_700_000_000_000
+        self.shards: list[Ledger] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.runtime: CoordinatorRuntime[Ledger] = CoordinatorRuntime(
+            new_shard=self._new_shard,
+            find_partition=lambda index: self.partition if index == 0 else None,
+            now_ms=lambda: self.now_ms,
+            in_thread=self._in_thread,
+        )
+
+    @property
+    def disk(self) -> Partition:
+        assert self.partition is not None
+        return self.partition
+
+    @property
+    def shard(self) -> Ledger:
+        """The one that was loaded last."""
+        return self.shards[-1]
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        return asyncio.get_running_loop().create_task(work)
+
+    async def put(self, **entries: str) -> Any:
+        return await self.runtime.write(0, lambda shard, token: shard.put(token, **entries))
+
+    async def park(self, deadline_ms: int | None = None) -> Any:
+        return await self.runtime.write(0, lambda shard, token: shard.park(token, deadline_ms))
+
+    async def entries(self) -> dict[bytes, bytes]:
+        return await self.runtime.read(0, lambda shard: dict(shard.entries))
+
+    def _new_shard(self) -> Ledger:
+        self.shards.append(Ledger())
+        return self.shards[-1]
+
+    async def _in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
+        await self.gate.wait()
+        return call(*args)
+
+
+async def settle() -> None:
+    """Let every task go on until it waits for something that only the test can give."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def code_of(task: asyncio.Task[Any]) -> ErrorCode:
+    error = task.exception()
+    assert isinstance(error, ApiError)
+    return error.code
+
+
+def done(tasks: Iterable[asyncio.Task[Any]]) -> list[bool]:
+    return [task.done() for task in tasks]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return open_log(tmp_path / "ledger-0", LogConfig(segment_bytes=4096))
+
+
+@pytest.fixture
+async def bench(log: Log) -> AsyncIterator[Bench]:
+    bench = Bench(log)
+    await bench.entries()
+    yield bench
+    bench.runtime.close()
+
+
+async def test_a_reply_waits_until_its_records_are_committed(bench: Bench) -> None:
+    write = bench.begin(bench.put(a="1"))
+    await settle()
+    assert bench.shard.entries == {b"a": b"1"}, "the next operation must see it at once"
+    assert not write.done()
+    bench.disk.commit()
+    assert await write == 0
+
+
+async def test_one_operation_is_one_batch(bench: Bench) -> None:
+    write = bench.begin(bench.put(a="1", b="2", c="3"))
+    await settle()
+    bench.disk.commit(up_to=2)
+    await settle()
+    assert not write.done()
+    bench.disk.commit()
+    await write
+    assert bench.disk.log.end_offset == 3
+
+
+async def test_replies_come_in_order_as_the_high_watermark_moves(bench: Bench) -> None:
+    first, second = bench.begin(bench.put(a="1")), bench.begin(bench.put(b="2"))
+    await settle()
+    bench.disk.commit(up_to=1)
+    await settle()
+    assert done((first, second)) == [True, False]
+    bench.disk.commit()
+    assert await second == 1, "decided after the first, though that was not yet committed"
+
+
+async def test_an_operation_without_records_waits_for_what_it_may_have_seen(bench: Bench) -> None:
+    write = bench.begin(bench.put(a="1"))
+    quiet = bench.begin(bench.put())
+    await settle()
+    assert done((write, quiet)) == [False, False]
+    bench.disk.commit()
+    assert await quiet == 1
+
+
+async def test_a_read_shows_nothing_that_could_still_be_lost(bench: Bench) -> None:
+    before = bench.begin(bench.entries())
+    await settle()
+    assert await before == {}
+    write, after = bench.begin(bench.put(a="1")), bench.begin(bench.entries())
+    await settle()
+    assert done((write, after)) == [False, False]
+    bench.disk.commit()
+    assert await after == {b"a": b"1"}
+
+
+async def test_who_waits_in_the_shard_is_answered_by_a_later_operation(bench: Bench) -> None:
+    parked = bench.begin(bench.park())
+    await settle()
+    assert not parked.done()
+
+    def answer(shard: Ledger, token: Token) -> Work:
+        work = shard.answer_parked("go")
+        return Work(((b"k", b"v"),), (*work.replies, (token, "done")))
+
+    operation = bench.begin(bench.runtime.write(0, answer))
+    await settle()
+    assert done((parked, operation)) == [False, False]
+    bench.disk.commit()
+    assert (await parked, await operation) == ("go", "done")
+
+
+async def test_a_failed_append_discards_the_shard_and_fails_everyone(bench: Bench) -> None:
+    kept = bench.begin(bench.put(kept="1"))
+    await settle()
+    bench.disk.commit()
+    await kept
+    parked, doomed = bench.begin(bench.park()), bench.shard
+    await settle()
+    bench.disk.refuses = ErrorCode.kafka_storage_error
+    failed = bench.begin(bench.put(lost="1"))
+    await settle()
+    assert code_of(parked) is code_of(failed) is ErrorCode.not_coordinator
+    bench.disk.refuses = None
+    assert await bench.entries() == {b"kept": b"1"}
+    assert bench.shard is not doomed
+
+
+async def test_not_enough_replicas_is_told_as_not_available(bench: Bench) -> None:
+    bench.disk.refuses = ErrorCode.not_enough_replicas
+    failed = bench.begin(bench.put(a="1"))
+    await settle()
+    assert code_of(failed) is ErrorCode.coordinator_not_available
+
+
+async def test_lost_leadership_fails_what_was_not_committed(bench: Bench) -> None:
+    write, parked, read = (
+        bench.begin(bench.put(a="1")),
+        bench.begin(bench.park()),
+        bench.begin(bench.entries()),
+    )
+    await settle()
+    bench.disk.lose()
+    await settle()
+    assert {code_of(task) for task in (write, parked, read)} == {ErrorCode.not_coordinator}
+    bench.disk.commit()
+    # What was appended may or may not have survived; here it has, and the new shard must know it.
+    assert await bench.entries() == {b"a": b"1"}
+
+
+async def test_an_operation_that_breaks_does_not_leave_half_a_change_behind(bench: Bench) -> None:
+    def break_it(shard: Ledger, token: Token) -> Work:
+        shard.entries[b"half"] = b"done"
+        raise RuntimeError("a bug")
+
+    parked = bench.begin(bench.park())
+    await settle()
+    broken = bench.begin(bench.runtime.write(0, break_it))
+    await settle()
+    assert code_of(broken) is ErrorCode.unknown_server_error
+    assert code_of(parked) is ErrorCode.not_coordinator
+    assert await bench.entries() == {}
+
+
+async def test_who_gave_up_waiting_disturbs_nobody(bench: Bench) -> None:
+    gone, other = bench.begin(bench.park()), bench.begin(bench.park())
+    await settle()
+    gone.cancel()
+    await settle()
+    operation = bench.begin(
+        bench.runtime.write(
+            0, lambda shard, token: Work((), (*shard.answer_parked("go").replies, (token, 1)))
+        )
+    )
+    assert (await other, await operation) == ("go", 1)
+
+
+async def test_loading_replays_all_of_the_log(log: Log) -> None:
+    bench = Bench(log)
+    for number in range(200):
+        write = bench.begin(bench.put(**{f"k{number % 50}": f"v{number}", "same": str(number)}))
+        await settle()
+        bench.disk.commit()
+        await write
+    assert len(log.segments) > 1
+    again = Bench(log)
+    expected = {f"k{number % 50}".encode(): f"v{number}".encode() for number in range(200)} | {
+        b"same": b"199"
+    }
+    assert await again.entries() == expected
+    assert again.shard.loaded_at_ms == again.now_ms
+
+
+async def test_while_a_shard_loads_requests_are_told_to_come_back(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Bench(log)
+    write = first.begin(first.put(a="1"))
+    await settle()
+    first.disk.commit()
+    await write
+    monkeypatch.setattr(coordinator_runtime, "_LOAD_PATIENCE_S", 0.0)
+    bench = Bench(log)
+    bench.gate.clear()
+    with pytest.raises(ApiError) as caught:
+        await bench.entries()
+    assert caught.value.code is ErrorCode.coordinator_load_in_progress
+    bench.gate.set()
+    await bench.runtime.load(0)
+    assert await bench.entries() == {b"a": b"1"}
+
+
+async def test_a_shard_that_cannot_be_loaded_is_not_available(log: Log) -> None:
+    bench = Bench(log)
+    write = bench.begin(bench.put(a="1"))
+    await settle()
+    bench.disk.commit()
+    await write
+
+    class Broken(Ledger):
+        def replay(self, key: bytes, value: bytes | None) -> None:
+            raise ValueError("no such record")
+
+    runtime: CoordinatorRuntime[Ledger] = CoordinatorRuntime(
+        new_shard=Broken,
+        find_partition=lambda _: bench.disk,
+        now_ms=lambda: bench.now_ms,
+        in_thread=bench._in_thread,
+    )
+    with pytest.raises(ApiError) as caught:
+        await runtime.read(0, lambda shard: shard.entries)
+    assert caught.value.code is ErrorCode.coordinator_not_available
+
+
+async def test_a_partition_that_is_not_here_has_no_coordinator(bench: Bench) -> None:
+    with pytest.raises(ApiError) as caught:
+        await bench.runtime.read(7, lambda shard: shard.entries)
+    assert caught.value.code is ErrorCode.not_coordinator
+
+
+async def test_a_topic_made_again_starts_from_its_new_log(bench: Bench, tmp_path: Path) -> None:
+    write = bench.begin(bench.put(old="1"))
+    await settle()
+    bench.disk.commit()
+    await write
+    parked = bench.begin(bench.park())
+    await settle()
+    bench.partition = Partition(open_log(tmp_path / "other"))
+    assert await bench.entries() == {}
+    assert code_of(parked) is ErrorCode.not_coordinator
+
+
+async def test_closing_answers_everyone(bench: Bench) -> None:
+    parked, write = bench.begin(bench.park()), bench.begin(bench.put(a="1"))
+    await settle()
+    bench.runtime.close()
+    await settle()
+    assert code_of(parked) is code_of(write) is ErrorCode.not_coordinator
+    with pytest.raises(ApiError):
+        await bench.entries()
+
+
+async def test_deadlines_come_up_without_a_request(bench: Bench) -> None:
+    parked = bench.begin(bench.park(deadline_ms=bench.now_ms + 5))
+    await settle()
+    bench.now_ms += 5
+    assert await asyncio.wait_for(parked, 10) == "time is up"
+
+
+async def test_a_clock_that_is_set_is_not_time_that_passed(bench: Bench) -> None:
+    bench.now_ms += 3_600_000
+    await bench.put()
+    assert abs(bench.shard.moved_ms - 3_600_000) < 1_000
