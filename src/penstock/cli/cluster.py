@@ -91,4 +91,5 @@ def _print(document: dict[str, Any]) -> None:
         ]
     )
     rows = ([*list(node.values())[:-1], human_bytes(node["bytes"])] for node in document["nodes"])
+    print()
     print_table(["node", "host", "port", "rack", "controller", "size"], rows)

@@ -67,4 +67,4 @@ def _print(settings: Settings, names: list[str], docs: bool) -> None:
         row = [name, setting.text(settings[name]), str(settings.source(name))]
         rows.append([*row, setting.doc] if docs else row)
     columns = ["setting", "value", "source"]
-    print_table([*columns, "meaning"] if docs else columns, rows)
+    print_table([*columns, "meaning"] if docs else columns, rows, unfolded=["setting", "source"])

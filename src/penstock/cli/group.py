@@ -133,6 +133,7 @@ def _print_description(document: dict[str, Any]) -> None:
     print_facts([*((name, document[name]) for name in shown), ("members", len(document["members"]))])
     columns = ("topic", "partition", "committed", "end", "lag", "client", "host")
     if document["partitions"]:
+        print()
         print_table(columns, ([part[column] for column in columns] for part in document["partitions"]))
 
 

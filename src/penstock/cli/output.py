@@ -16,8 +16,10 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, title: str | None = None) -> None:
-    """Columns that hold only numbers are aligned right; None is shown as a dash."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, unfolded: Sequence[str] = ()
+) -> None:
+    """Columns of numbers are aligned right, None is a dash; `unfolded` columns leave the folding to others."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -27,15 +29,19 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, title
     for_people = sys.stdout.isatty()
     table = Table(
         box=box.SIMPLE_HEAD if for_people else None,
+        show_edge=False,
         pad_edge=False,
-        title=Text(title, style="bold") if title else None,
-        title_justify="left",
         header_style="bold cyan",
     )
     for index, column in enumerate(columns):
         numeric = _is_numeric(row[index] for row in cells)
         # A name is what people copy, so it folds rather than losing its end.
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
+        table.add_column(
+            column,
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=numeric or column in unfolded,
+        )
     for row in cells:
         table.add_row(*(Text(_text(cell), style="dim" if cell is None else "") for cell in row))
     console = Console(width=None if for_people else PIPE_WIDTH, highlight=False)

@@ -134,8 +134,9 @@ class Sent:
             return
         self.delivered += 1
         partition, offset = message.partition(), message.offset()
-        first, last = self.ranges.get(partition, (offset, offset))
-        self.ranges[partition] = (min(first, offset), max(last, offset))
+        if offset is not None:  # the broker tells no offset where it is asked for no answer (acks 0)
+            first, last = self.ranges.get(partition, (offset, offset))
+            self.ranges[partition] = (min(first, offset), max(last, offset))
         if self.as_json:
             place = {"topic": self.topic, "partition": partition, "offset": offset}
             print(json.dumps({**place, "timestamp": message.timestamp()[1]}))
@@ -154,7 +155,6 @@ class Sent:
         places = ", ".join(
             f"partition {partition} offset {first}" + (f"-{last}" if last != first else "")
             for partition, (first, last) in sorted(self.ranges.items())
-            if first >= 0
         )
         return f"{plural(self.delivered, 'record')} to {self.topic}" + (f" ({places})" if places else "")
 

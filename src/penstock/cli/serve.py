@@ -1,5 +1,6 @@
 """`penstock serve`: run a broker until it is told to stop."""
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 
@@ -26,5 +27,8 @@ def start(flags: Mapping[str, Sequence[str]]) -> int:
 
 def _data_folder_trouble(error: OSError, settings: Settings) -> Failure:
     """Addresses fail with StartFailed; what is left is the folder: not writable, no folder, no space."""
+    path = error.filename or settings.data_dir
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return Failure(f"{path} is not a folder", hint="--data-dir names another")
     why = os.strerror(error.errno) if error.errno else str(error)
-    return Failure(f"{error.filename or settings.data_dir}: {why}", hint="--data-dir names another folder")
+    return Failure(f"{path}: {why}", hint="--data-dir names another folder")

@@ -180,6 +180,7 @@ def _print_description(document: dict[str, Any]) -> None:
         [",".join(map(str, cell)) if isinstance(cell, list) else cell for cell in part.values()]
         for part in partitions
     )
+    print()
     print_table([column.replace("_", " ") for column in partitions[0]], rows)
 
 

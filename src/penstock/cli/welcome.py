@@ -35,8 +35,18 @@ def announce(node: Node, *, welcome: bool) -> None:
 def _welcome_text(node: Node) -> str:
     first = node.listeners[0]
     address = format_address("localhost" if first.is_wildcard else first.host, first.port)
-    command = os.path.relpath(sys.argv[0]) if os.sep in sys.argv[0] else "penstock"
+    command = _command()
     if first.port != 9092:
         command = f"PENSTOCK_BOOTSTRAP={address} {command}"
     data_dir = os.path.relpath(node.settings.data_dir)
     return _WELCOME.format(version=__version__, data_dir=data_dir, command=command, address=address)
+
+
+def _command() -> str:
+    """How the user can call us from here: by name where the shell finds it, else by the shortest path."""
+    import shutil
+
+    program = os.path.abspath(sys.argv[0])
+    if shutil.which("penstock") == program:
+        return "penstock"
+    return min(os.path.relpath(program), program, key=len)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import penstock
 from penstock.broker.listeners import Listener, parse_address, parse_advertised, parse_listeners
 from penstock.broker.settings import (
     NODE_SETTINGS,
@@ -39,6 +40,14 @@ def test_every_setting_is_documented_and_has_its_own_variable() -> None:
     assert len(set(variables)) == len(variables)
     assert not set(variables) & OTHER_VARIABLES.keys()
     assert all(setting.doc.endswith(".") for setting in NODE_SETTINGS.values())
+
+
+def test_every_setting_is_read_by_the_node() -> None:
+    """A setting that is accepted and does nothing would be a lie."""
+    package = Path(penstock.__file__).parent
+    sources = [file for room in ("broker", "cluster") for file in (package / room).rglob("*.py")]
+    code = "".join(file.read_text() for file in sources if file.name != "settings_table.py")
+    assert [name for name in NODE_SETTINGS if f'"{name}"' not in code] == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""Where to start reading, as people write it."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from penstock.cli.positions import Anchor, Position, parse_position, parse_timestamp, resolve
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ("beginning", Position(Anchor.BEGINNING)),
+        ("Latest", Position(Anchor.END)),
+        ("42", Position(Anchor.OFFSET, 42)),
+        ("-5", Position(Anchor.LAST, 5)),
+        ("@1600000000000", Position(Anchor.TIMESTAMP, 1_600_000_000_000)),
+        ("15m", Position(Anchor.TIMESTAMP, NOW_MS - 900_000)),
+        ("2d", Position(Anchor.TIMESTAMP, NOW_MS - 172_800_000)),
+        ("2023-11-14T22:13:20Z", Position(Anchor.TIMESTAMP, NOW_MS)),
+        ("2023-11-14T23:13:20.5+01:00", Position(Anchor.TIMESTAMP, NOW_MS + 500)),
+    ],
+)
+def test_positions(text: str, position: Position) -> None:
+    assert parse_position(text, now_ms=NOW_MS) == position
+
+
+def test_a_time_without_a_zone_is_local() -> None:
+    local = datetime.fromtimestamp(NOW_MS / 1000)
+    assert parse_timestamp(local.isoformat(), now_ms=0) == NOW_MS
+    assert parse_timestamp(datetime.fromtimestamp(NOW_MS / 1000, UTC).isoformat(), now_ms=0) == NOW_MS
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "15 minutes", "--5", "2023-13-01"])
+def test_what_is_no_position_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match="is no point in time: write"):
+        parse_position(text, now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("position", "at_timestamp", "offset"),
+    [
+        (Position(Anchor.BEGINNING), None, 10),
+        (Position(Anchor.END), None, 20),
+        (Position(Anchor.OFFSET, 15), None, 15),
+        (Position(Anchor.OFFSET, 3), None, 10),
+        (Position(Anchor.OFFSET, 99), None, 20),
+        (Position(Anchor.LAST, 3), None, 17),
+        (Position(Anchor.LAST, 99), None, 10),
+        (Position(Anchor.TIMESTAMP, 1), 12, 12),
+        (Position(Anchor.TIMESTAMP, 1), -1, 20),
+    ],
+)
+def test_a_position_stays_within_what_the_partition_holds(
+    position: Position, at_timestamp: int | None, offset: int
+) -> None:
+    assert resolve(position, first=10, end=20, at_timestamp=at_timestamp) == offset
