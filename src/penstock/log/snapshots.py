@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from penstock.log.checkpoints import write_synced
 from penstock.log.config import INT32_MAX
 from penstock.log.names import SNAPSHOT, offset_file, parse_offset_file
 from penstock.log.producers import BatchTrace, Producers, ProducerState
+from penstock.protocol.checksum import crc32c
 
 _VERSION: Final = 1
 _PREFIX: Final = struct.Struct(">hIi")  # version, crc of what follows it, number of rows

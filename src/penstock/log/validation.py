@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from crc32c import crc32c
-
 from penstock.log.config import INT32_MAX, LogConfig
+from penstock.protocol.checksum import crc32c
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.records import (

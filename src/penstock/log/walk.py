@@ -4,8 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from crc32c import crc32c
-
+from penstock.protocol.checksum import crc32c
 from penstock.protocol.records import CRC_FROM, HEADER_BYTES, BatchHeader, read_header
 
 CHUNK_BYTES: Final = 1 << 20

@@ -4,8 +4,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
+from penstock.protocol.checksum import crc32c
 from penstock.protocol.compression import BytesLike, Codec, compress, decompress
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.varint import encode_varint, read_varint, read_varlong
