@@ -4,6 +4,7 @@ import os
 import threading
 from collections import OrderedDict
 from errno import EOPNOTSUPP
+from pathlib import Path
 from typing import Final
 
 from penstock.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex
@@ -85,16 +86,17 @@ class FilePool:
             self._forget(segment)
 
     def rename(self, segment: Segment, suffix: str) -> None:
-        """Give every file of a segment another suffix; the log itself last."""
+        """Give every file of a segment another suffix, the log itself last. Raises OSError, and has done nothing."""
         with self._lock:
             before, segment.suffix = segment.suffix, suffix
-            for kind in SEGMENT_FILES:
-                try:
-                    os.rename(segment.file(kind, before), segment.file(kind))
-                except FileNotFoundError:
-                    # Indexes are caches and may be missing; a log may not.
-                    if kind == LOG:
-                        raise
+            try:
+                for kind in SEGMENT_FILES:
+                    _rename(segment.file(kind, before), segment.file(kind), optional=kind != LOG)
+            except OSError:
+                for kind in SEGMENT_FILES:
+                    _rename(segment.file(kind), segment.file(kind, before), optional=True)
+                segment.suffix = before
+                raise
 
     def index_loaded(self, segment: Segment, offsets: OffsetIndex, times: TimeIndex) -> None:
         """Keep indexes that can be loaded again, as long as all of them fit the bound."""
@@ -133,3 +135,12 @@ class FilePool:
         idle = [segment for segment, file in self._open.items() if file.pins == 0]
         for segment in idle[:surplus]:
             os.close(self._open.pop(segment).fd)
+
+
+def _rename(source: Path, target: Path, *, optional: bool) -> None:
+    """Indexes are caches and may be missing; a log may not."""
+    try:
+        os.rename(source, target)
+    except FileNotFoundError:
+        if not optional:
+            raise

@@ -2,12 +2,14 @@
 
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.log import epochs
 from penstock.log.checkpoints import sync_directory
+from penstock.log.epochs import EpochCache
 from penstock.log.lookup import write_indexes
 from penstock.log.names import EPOCH_CHECKPOINT
 from penstock.log.positions import LogPosition
@@ -83,6 +85,93 @@ class FlushTicket:
         for item in self.rolled:
             if item.file is not None:
                 item.file.drop()
+
+
+class FlushState:
+    """What of a log is not durable yet. Appending belongs to the loop; compaction lets go in its thread."""
+
+    __slots__ = ("_held", "_lock", "_ticket", "gate", "names_changed", "synced")
+
+    def __init__(self, synced: LogPosition) -> None:
+        self.synced = synced
+        self.names_changed = False
+        self.gate = FlushGate()
+        self._held: list[Rolled] = []
+        self._ticket: FlushTicket | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def rolled_count(self) -> int:
+        return len(self._held)
+
+    def add(self, rolled: Rolled) -> None:
+        with self._lock:
+            self._held.append(rolled)
+            surplus = len(self._held) - HELD_FILES_MAX - 1
+            if surplus >= 0 and (file := self._held[surplus].file) is not None:
+                file.drop()
+                self._held[surplus] = self._held[surplus]._replace(file=None)
+        self.names_changed = True
+
+    def begin(
+        self, directory: Path, end: LogPosition, tail: SharedFile, epoch_cache: EpochCache
+    ) -> FlushTicket:
+        assert self._ticket is None, "a flush is under way"
+        with self._lock:
+            self._ticket = ticket = FlushTicket(
+                upto=end,
+                generation=self.gate.generation,
+                directory=directory,
+                gate=self.gate,
+                tail=tail,
+                rolled=tuple(self._held),
+                epoch_entries=epoch_cache.entries() if epoch_cache.dirty else None,
+                names_changed=self.names_changed,
+            )
+            ticket.hold_files()
+        epoch_cache.dirty = self.names_changed = False
+        return ticket
+
+    def done(self, ticket: FlushTicket, epoch_cache: EpochCache) -> list[Segment]:
+        """Returns the segments that are durable now and were not before."""
+        if ticket is not self._ticket:
+            return []  # the log was closed meanwhile
+        self._ticket = None
+        flushed = [item.segment for item in ticket.rolled]
+        with self._lock:
+            ticket.release_files()
+        self.let_go(flushed)
+        if ticket.generation != self.gate.generation:
+            epoch_cache.dirty = self.names_changed = True
+            return []
+        self.synced = ticket.upto
+        return [segment for segment in flushed if not segment.is_deleted]
+
+    def let_go(self, segments: Sequence[Segment]) -> None:
+        leaving = set(segments)
+        with self._lock:
+            for item in self._held:
+                if item.segment in leaving and item.file is not None:
+                    item.file.drop()
+            self._held = [item for item in self._held if item.segment not in leaving]
+
+    def cut_to(self, end: LogPosition) -> None:
+        """Nothing at or beyond an offset is there any more, so nothing of it can be durable."""
+        self.let_go([item.segment for item in self._held if item.segment.base_offset >= end.segment_base])
+        if self.synced.offset > end.offset:
+            self.synced = end
+        self.names_changed = True
+
+    def stop(self) -> None:
+        """Waits for the flush that is under way; one that has not started will find nothing to do."""
+        self.gate.next_generation()
+        if self._ticket is not None:
+            with self._lock:
+                self._ticket.release_files()
+            self._ticket = None
+
+    def let_go_of_all(self) -> None:
+        self.let_go([item.segment for item in self._held])
 
 
 def _sync_rolled(item: Rolled) -> None:

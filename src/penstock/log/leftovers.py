@@ -20,11 +20,23 @@ _logger = logging.getLogger("penstock.log")
 
 
 def commit_swap(new: Sequence[Segment], files: FilePool) -> None:
-    """After this, a crash ends with the new segments in place; before, with the old ones."""
-    for segment in sorted(new, key=lambda s: s.base_offset, reverse=True):
-        assert segment.suffix == CLEANED, segment
-        files.rename(segment, SWAP)
-    sync_directory(new[0].directory)
+    """After this, a crash ends with the new segments in place; before, with the old ones. Raises OSError."""
+    try:
+        for segment in sorted(new, key=lambda s: s.base_offset, reverse=True):
+            assert segment.suffix == CLEANED, segment
+            files.rename(segment, SWAP)
+        sync_directory(new[0].directory)
+    except OSError:
+        _withdraw(new)
+        raise
+
+
+def _withdraw(new: Sequence[Segment]) -> None:
+    """Swaps first: one that is left alone would take its place at the next start."""
+    for suffix in (SWAP, CLEANED):
+        for segment in new:
+            for kind in SEGMENT_FILES:
+                segment.file(kind, suffix).unlink(missing_ok=True)
 
 
 def finish_swap(old: Sequence[Segment], new: Sequence[Segment], files: FilePool) -> list[Path]:

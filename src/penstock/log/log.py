@@ -10,12 +10,12 @@ from typing import Final, Self
 from penstock.log import leftovers, recovery, retention, snapshots, timestamps
 from penstock.log.config import LogConfig
 from penstock.log.files import FilePool
-from penstock.log.flush import HELD_FILES_MAX, FlushGate, FlushTicket, Rolled
+from penstock.log.flush import FlushState, FlushTicket, Rolled
 from penstock.log.lookup import write_indexes
 from penstock.log.names import DELETED, SNAPSHOT, offset_file
 from penstock.log.positions import Appended, LogPosition, Slice, TimestampMatch
 from penstock.log.producers import trace_of
-from penstock.log.reader import Reader
+from penstock.log.reader import Reader, damaged
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
 from penstock.log.tail import Tail
@@ -46,13 +46,9 @@ class Log:
         self.producers = loaded.producers
         self.epochs = loaded.epochs
         self.end = LogPosition(loaded.end_offset, segments.last.base_offset, segments.last.size)
-        self.synced = self.end
         self._reader = Reader(segments, files)
         self._tail = Tail(segments.last)
-        self._rolled: list[Rolled] = []
-        self._ticket: FlushTicket | None = None
-        self._names_changed = False
-        self._gate = FlushGate()
+        self._flush = FlushState(self.end)
         self._replacing: tuple[Segment, ...] = ()
         # Taken by whoever changes the list of segments: rolling on the loop, compaction in its thread.
         self._lock = threading.Lock()
@@ -103,14 +99,19 @@ class Log:
         return self._reader.segments.size_bytes
 
     @property
+    def synced(self) -> LogPosition:
+        return self._flush.synced
+
+    @property
     def needs_flush(self) -> bool:
         """Something is not durable yet. A rolled segment wants a flush under every policy."""
-        behind = self.synced.offset < self.end.offset
-        return behind or bool(self._rolled) or self._names_changed or self.epochs.dirty
+        flush = self._flush
+        behind = flush.synced.offset < self.end.offset
+        return behind or flush.rolled_count > 0 or flush.names_changed or self.epochs.dirty
 
     @property
     def rolled_unsynced(self) -> int:
-        return len(self._rolled)
+        return self._flush.rolled_count
 
     def configure(self, config: LogConfig) -> None:
         self.config = config
@@ -168,14 +169,10 @@ class Log:
             self._tail = Tail(segment, fresh=True)
         except OSError as error:
             raise ApiError(ErrorCode.kafka_storage_error, f"cannot start a segment: {error}") from None
+        self._flush.add(Rolled(closed.segment, closed.file, snapshots.take(self.producers, end_offset)))
         with self._lock:
-            self._rolled.append(
-                Rolled(closed.segment, closed.file, snapshots.take(self.producers, end_offset))
-            )
-            self._bound_held_files()
             self._reader.segments.add(segment)
         self.end = LogPosition(end_offset, end_offset, 0)
-        self._names_changed = True
 
     def _write(self, batch: memoryview, last_offset: int, max_timestamp: int, now_ms: int) -> LogPosition:
         segment = self._tail.segment
@@ -212,12 +209,6 @@ class Log:
             transactional = bool(attributes & TRANSACTIONAL)
             trace = trace_of(sequence, base_offset, delta, max_timestamp)
             self.producers.learn(producer_id, epoch, trace, transactional, now_ms)
-
-    def _bound_held_files(self) -> None:
-        surplus = len(self._rolled) - HELD_FILES_MAX - 1
-        if surplus >= 0 and (file := self._rolled[surplus].file) is not None:
-            file.drop()
-            self._rolled[surplus] = self._rolled[surplus]._replace(file=None)
 
     # Reading
 
@@ -256,9 +247,12 @@ class Log:
         segment, position = place
         file = self.files.pin(segment)
         try:
-            _, header = next(walk(file.fd, position, segment.size, chunk_bytes=NEAR_BYTES))
+            walked = next(walk(file.fd, position, segment.size, chunk_bytes=NEAR_BYTES), None)
         finally:
             self.files.unpin(file)
+        if walked is None:
+            raise damaged(segment, position)
+        _, header = walked
         return LogPosition(min(offset, header.base_offset), segment.base_offset, position)
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampMatch | None:
@@ -286,48 +280,15 @@ class Log:
 
     def flush_begin(self) -> FlushTicket | None:
         """On the loop: what has to be synced for everything appended so far to be durable. One at a time."""
-        assert self._ticket is None, "a flush is under way"
-        if not self.needs_flush:
-            return None
-        with self._lock:
-            self._ticket = ticket = FlushTicket(
-                upto=self.end,
-                generation=self._gate.generation,
-                directory=self.directory,
-                gate=self._gate,
-                tail=self._tail.file,
-                rolled=tuple(self._rolled),
-                epoch_entries=self.epochs.entries() if self.epochs.dirty else None,
-                names_changed=self._names_changed,
-            )
-            ticket.hold_files()
-        self.epochs.dirty = self._names_changed = False
-        return ticket
+        return self._begin_flush() if self.needs_flush else None
 
     def flush_done(self, ticket: FlushTicket) -> None:
         """On the loop, once `ticket.run()` has returned."""
-        if ticket is not self._ticket:
-            return  # the log was closed meanwhile
-        self._ticket = None
-        flushed = [item.segment for item in ticket.rolled]
-        with self._lock:
-            ticket.release_files()
-            self._let_go(flushed)
-        for segment in flushed:
-            if not segment.is_deleted:
-                offsets, times = segment.loaded_indexes
-                self.files.index_loaded(segment, offsets, times)
-        if ticket.generation == self._gate.generation:
-            self.synced = ticket.upto
-        else:
-            self.epochs.dirty = self._names_changed = True
+        for segment in self._flush.done(ticket, self.epochs):
+            self.files.index_loaded(segment, *segment.loaded_indexes)
 
-    def _let_go(self, segments: Sequence[Segment]) -> None:
-        leaving = set(segments)
-        for item in self._rolled:
-            if item.segment in leaving and item.file is not None:
-                item.file.drop()
-        self._rolled = [item for item in self._rolled if item.segment not in leaving]
+    def _begin_flush(self) -> FlushTicket:
+        return self._flush.begin(self.directory, self.end, self._tail.file, self.epochs)
 
     # Retention and replacement
 
@@ -363,7 +324,7 @@ class Log:
             remaining = self._reader.segments.without(present)
             self.start_offset = max(self.start_offset, remaining.first.base_offset)
             self._reader.use(remaining)
-            self._let_go(present)
+            self._flush.let_go(present)
             for segment in present:
                 self.files.rename(segment, DELETED)
                 self.files.forget(segment)
@@ -392,10 +353,10 @@ class Log:
         try:
             leftovers.commit_swap(new, self.files)
             # A flush would write the old segments' indexes under names that now are the new ones'.
-            with self._gate.lock:
+            with self._flush.gate.lock:
                 with self._lock:
                     self._reader.use(self._reader.segments.replaced(old, new))
-                    self._let_go(old)
+                self._flush.let_go(old)
                 unlink = leftovers.finish_swap(old, new, self.files)
         finally:
             self._replacing = ()
@@ -420,7 +381,7 @@ class Log:
         if offset <= self.segments[0].base_offset:
             self.truncate_fully_and_start_at(offset, now_ms)
             return
-        self._gate.next_generation()
+        self._flush.gate.next_generation()
         target = self.position_of(offset)
         segments = self._reader.segments
         kept = segments.holding(target.segment_base)
@@ -430,8 +391,8 @@ class Log:
 
     def truncate_fully_and_start_at(self, offset: int, now_ms: int) -> None:
         """Drop everything; the next batch gets this offset. Blocking, while nothing else appends."""
-        self._gate.next_generation()
-        self._let_go([item.segment for item in self._rolled])
+        self._flush.gate.next_generation()
+        self._flush.let_go_of_all()
         self._tail.close()
         recovery.discard_segments(list(self.segments), self.files)
         segment = Segment(self.directory, offset, created_ms=now_ms)
@@ -444,9 +405,6 @@ class Log:
         self._after_truncation(LogPosition(offset, offset, 0), now_ms)
 
     def _reopen_tail(self, segment: Segment, target: LogPosition) -> None:
-        self._let_go(
-            [item.segment for item in self._rolled if item.segment.base_offset >= segment.base_offset]
-        )
         self._tail.close()
         self._tail = Tail(segment)
         self._tail.cut(target.position)
@@ -457,9 +415,7 @@ class Log:
     def _after_truncation(self, end: LogPosition, now_ms: int) -> None:
         self.end = end
         self.start_offset = min(self.start_offset, end.offset)
-        if self.synced.offset > end.offset:
-            self.synced = end
-        self._names_changed = True
+        self._flush.cut_to(end)
         self.epochs.truncate_end(end.offset)
         snapshots.remove(
             self.directory, (o for o in snapshots.list_offsets(self.directory) if o > end.offset)
@@ -478,10 +434,9 @@ class Log:
 
     def close(self) -> None:
         """Blocking: make everything durable and leave what a clean start needs. Raises OSError."""
-        self._stop_flushing()
-        self.epochs.dirty = self._names_changed = True
-        ticket = self.flush_begin()
-        assert ticket is not None
+        self._flush.stop()
+        self.epochs.dirty = self._flush.names_changed = True
+        ticket = self._begin_flush()
         ticket.sync()
         self.flush_done(ticket)
         write_indexes(self._tail.segment)
@@ -490,7 +445,7 @@ class Log:
 
     def abandon(self) -> None:
         """Let go of the files as they are; the next start has to recover."""
-        self._stop_flushing()
+        self._flush.stop()
         self._close_files()
 
     def moved_to(self, directory: Path) -> None:
@@ -499,15 +454,8 @@ class Log:
         for segment in self.segments:
             segment.directory = directory
 
-    def _stop_flushing(self) -> None:
-        self._gate.next_generation()
-        if self._ticket is not None:
-            self._ticket.release_files()
-            self._ticket = None
-
     def _close_files(self) -> None:
-        with self._lock:
-            self._let_go([item.segment for item in self._rolled])
-            self._tail.close()
+        self._flush.let_go_of_all()
+        self._tail.close()
         for segment in self.segments:
             self.files.forget(segment)

@@ -109,7 +109,7 @@ class Reader:
         base_offset, length, _, _, _, _, delta, *_ = HEADER.unpack_from(data)
         first_bytes = length + LENGTH_OVERHEAD_BYTES
         if first_bytes < HEADER_BYTES:
-            raise _damaged(segment, position)
+            raise damaged(segment, position)
         if first_bytes > max_bytes:
             if not at_least_one:
                 return b"", -1
@@ -117,7 +117,7 @@ class Reader:
         boundary = offset_index(segment, self.files).boundary_at_or_below(position + max_bytes - HEADER_BYTES)
         end, next_offset = _last_whole(data, max(boundary - position, 0), max_bytes)
         if end == 0:
-            raise _damaged(segment, position)
+            raise damaged(segment, position)
         if isinstance(data, bytearray):
             del data[end:]
             return data, next_offset
@@ -125,7 +125,7 @@ class Reader:
 
     def _whole(self, segment: Segment, fd: int, position: int, size: int, nowait: bool) -> bytes | bytearray:
         if position + size > segment.size:
-            raise _damaged(segment, position)
+            raise damaged(segment, position)
         return self.files.read(fd, size, position, nowait)
 
 
@@ -149,5 +149,5 @@ def _remember(hints: Hints, offset: int, place: Place) -> None:
     hints[offset] = place
 
 
-def _damaged(segment: Segment, position: int) -> ApiError:
+def damaged(segment: Segment, position: int) -> ApiError:
     return ApiError(ErrorCode.kafka_storage_error, f"{segment.path} is damaged at position {position}")

@@ -1,7 +1,6 @@
 """One data folder: who owns it, whose it is, and the partitions in it, in Kafka's layout."""
 
 import fcntl
-import json
 import logging
 import os
 import shutil
@@ -41,6 +40,9 @@ RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 START_OFFSETS: Final = "log-start-offset-checkpoint"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
+
+#: As Kafka writes it, for a node without a broker epoch.
+_CLEAN_MARKER: Final = b'{"version":0,"brokerEpoch":-1}'
 
 _logger = logging.getLogger("penstock.log")
 
@@ -244,9 +246,7 @@ class LogStore:
         self.logs = {}
         # A partition that could not be opened has not ended cleanly, and the marker speaks for all of them.
         if not self.failed:
-            replace_durably(
-                self.directory / CLEAN_SHUTDOWN, json.dumps({"version": 0, "brokerEpoch": -1}).encode()
-            )
+            replace_durably(self.directory / CLEAN_SHUTDOWN, _CLEAN_MARKER)
 
     def _begin(self) -> None:
         """From here on only a clean close makes the folder clean again."""

@@ -123,6 +123,58 @@ def test_a_crash_at_any_step_leaves_either_the_old_or_the_new(log, tmp_path, mon
         assert not found or found[0][0].base_offset >= offset
 
 
+@pytest.mark.parametrize("failing", range(8))
+def test_a_rename_that_fails_withdraws_the_new_segments(log, monkeypatch, failing):
+    """Up to the point where the swap counts; the old segments go on, and a restart agrees."""
+    old = list(log.segments[:2])
+    new = [rewritten(log, [segment], even) for segment in old]
+    real, calls = os.rename, []
+
+    def rename(source, target):
+        calls.append(source)
+        if len(calls) == failing + 1 and source.exists():
+            raise OSError(5, "I/O error")
+        real(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", rename)
+        if failing in (2, 6):  # there is no transaction index to rename
+            log.replace_segments(old, new)
+            return
+        with pytest.raises(OSError, match="I/O error"):
+            log.replace_segments(old, new)
+    assert bases(log) == list(range(20))
+    assert not [name for name in files_in(log.directory) if name.count(".") > 1]
+    again = [rewritten(log, [segment], even) for segment in old]
+    log.replace_segments(old, again)
+    assert log.segments[:2] == again
+
+
+@pytest.mark.parametrize("failing", range(8, 24))
+def test_a_rename_that_fails_after_that_leaves_the_new_segments_readable(log, tmp_path, monkeypatch, failing):
+    old = list(log.segments[:2])
+    expected = [base for base in range(20) if base >= old[1].next_base or base % 2 == 0]
+    new = [rewritten(log, [segment], even) for segment in old]
+    real, calls = os.rename, []
+
+    def rename(source, target):
+        calls.append(source)
+        if len(calls) == failing + 1 and source.exists():
+            raise OSError(5, "I/O error")
+        real(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", rename)
+        if failing % 4 == 2:
+            log.replace_segments(old, new)
+        else:
+            with pytest.raises(OSError, match="I/O error"):
+                log.replace_segments(old, new)
+    assert bases(log) == expected
+    shutil.copytree(log.directory, tmp_path / "copy-0")
+    assert bases(open_log(tmp_path / "copy-0", SMALL, recovery_point=20)) == expected
+
+
 def test_half_written_cleaned_files_are_removed(log, tmp_path):
     writer = SegmentWriter(log.directory, 0, SMALL)
     fd = os.open(log.segments[0].path, os.O_RDONLY)
