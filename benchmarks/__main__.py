@@ -120,7 +120,8 @@ def _report(
     if verdicts:
         console.print(goals_table(verdicts))
     if names := disturbed(results):
-        console.print(f"[yellow]The machine was busy with something else for {', '.join(names)}.[/]")
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        console.print(f"[yellow]Something else kept the machine busy (other_cores): {shown}.[/]")
     _save(console, options.out, json_document(results, brokers, verdicts, facts), figures, brokers)
     return _report_failures(console, results)
 

@@ -21,6 +21,7 @@ def _by_codec(prefix: str, metric: str, factor: float) -> list[Point]:
 _PANELS: tuple[tuple[str, str, list[Point]], ...] = (
     ("Messages of 100 B, in and out at once", "million/s", _by_codec("raw-100B", "records_per_s", 1e-6)),
     ("Messages of 1 KB, in and out at once", "thousand/s", _by_codec("raw-1KB", "records_per_s", 1e-3)),
+    ("librdkafka, messages of 100 B", "million/s", _by_codec("librdkafka-100B", "records_per_s", 1e-6)),
     (
         "Broker CPU per GB moved (lower is better)",
         "CPU-seconds",

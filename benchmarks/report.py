@@ -52,13 +52,17 @@ def disturbed(results: Iterable[Result]) -> list[str]:
 
 
 def results_table(rows: Sequence[Row], ours: str, peer: str | None) -> Table:
-    table = Table(title="Medians over all rounds", title_justify="left", header_style="bold")
+    table = Table(
+        title=f"{ours} / {peer}, medians over all rounds" if peer else "Medians over all rounds",
+        title_justify="left",
+        header_style="bold",
+    )
     table.add_column("scenario", style="cyan")
     table.add_column("metric")
     table.add_column(ours, justify="right")
     if peer:
         table.add_column(peer, justify="right")
-        table.add_column(f"{ours}/{peer}", justify="right")
+        table.add_column("ratio", justify="right")
     previous = None
     for row in rows:
         if previous not in (None, row.title):
