@@ -28,6 +28,8 @@ logger = logging.getLogger("penstock.groups")
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 _MINUTE_MS: Final = 60_000
+#: No longer id can be stored, and hashing one would hold up everyone else.
+_GROUP_ID_CHARACTERS_MAX: Final = 32_767
 
 Result = TypeVar("Result")
 
@@ -38,6 +40,7 @@ class GroupCoordinator:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._settings = group_settings(node.settings)
+        self._creating: asyncio.Task[None] | None = None
         self._runtime: CoordinatorRuntime[GroupShard] = CoordinatorRuntime(
             new_shard=self._new_shard,
             find_partition=lambda index: node.partitions.get(OFFSETS_TOPIC, index),
@@ -62,13 +65,23 @@ class GroupCoordinator:
     def close(self) -> None:
         self._runtime.close()
 
+    @property
+    def has_topic(self) -> bool:
+        """Whether the topic is there, with all its partitions."""
+        return OFFSETS_TOPIC in self._node.image.topics and self._creating is None
+
     async def ensure_topic(self) -> None:
         """The topic is made when the first group needs it. Raises ApiError when it cannot be."""
-        if OFFSETS_TOPIC not in self._node.image.topics:
-            await self._node.metadata.propose(self._decide_topic)
+        if self.has_topic:
+            return
+        if self._creating is None:
+            self._creating = self._node.spawn(self._create_topic())
+        await asyncio.shield(self._creating)
 
     def shard_of(self, group_id: str) -> int:
         """Raises ApiError while there are no shards."""
+        if len(group_id) > _GROUP_ID_CHARACTERS_MAX:
+            raise ApiError(ErrorCode.invalid_group_id)
         topic = self._node.image.topics.get(OFFSETS_TOPIC)
         if topic is None:
             raise ApiError(ErrorCode.not_coordinator)
@@ -116,6 +129,12 @@ class GroupCoordinator:
             return []
         get = self._node.partitions.get
         return [index for index in topic.partitions if get(OFFSETS_TOPIC, index) is not None]
+
+    async def _create_topic(self) -> None:
+        try:
+            await self._node.metadata.propose(self._decide_topic)
+        finally:
+            self._creating = None
 
     def _decide_topic(self, image: ClusterImage) -> Decision[object]:
         if OFFSETS_TOPIC in image.topics:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -192,7 +193,7 @@ class ActiveShard(Generic[ShardT]):
         self._do(lambda: self.shard.tick(self._now_ms()))
 
     def _clock_skew_ms(self) -> int:
-        return self._now_ms() - int(self._loop.time() * 1000)
+        return self._now_ms() - time.monotonic_ns() // 1_000_000
 
     def _follow_clock(self) -> None:
         skew_ms = self._clock_skew_ms()
@@ -270,7 +271,7 @@ class CoordinatorRuntime(Generic[ShardT]):
 
     async def _load(self, index: int) -> None:
         partition = self._find_partition(index)
-        if partition is None or index in self._active:
+        if self._is_closed or partition is None or index in self._active:
             return
         shard, end = self._new_shard(), partition.log.end
         try:

@@ -226,12 +226,10 @@ class GroupShard:
         return Step(now_ms=now_ms, settings=self.settings, timers=self._timers)
 
     def _check_join(self, request: JoinRequest, new_member_id: str) -> ErrorCode:
-        if not request.group_id:
+        if not request.group_id or not can_store(request.group_id):
             return ErrorCode.invalid_group_id
         names = (name for name, _ in request.protocols)
-        if not can_store(
-            request.group_id, request.instance_id or "", request.protocol_type, new_member_id, *names
-        ):
+        if not can_store(request.instance_id or "", request.protocol_type, new_member_id, *names):
             return ErrorCode.invalid_request
         shortest_ms, longest_ms = self.settings.session_timeout_min_ms, self.settings.session_timeout_max_ms
         if not shortest_ms <= request.session_timeout_ms <= longest_ms:

@@ -529,3 +529,27 @@ async def test_groups_and_offsets_outlive_the_node(node: Running, tmp_path: Path
     assert errors_of(await client.commit(9, to_commit(None, "t", 42), **member)) == [ErrorCode.none]
     await client.client.close()
     await again.stop()
+
+
+async def test_clients_that_come_first_together_all_find_the_coordinator(node: Running) -> None:
+    others = [Running(node.node, await WireClient.connect(node.node)) for _ in range(5)]
+    replies = await asyncio.gather(*(other.join(3, f"group {n}") for n, other in enumerate(others)))
+    assert [reply.error_code for reply in replies] == [ErrorCode.none] * 5
+    for other in others:
+        await other.client.close()
+
+
+async def test_a_group_id_that_cannot_be_stored_is_refused(node: Running) -> None:
+    long = "x" * 32_768
+    assert (await node.find(4, key=long)).coordinators[0].error_code is ErrorCode.invalid_group_id
+    assert (await node.join(9, long)).error_code is ErrorCode.invalid_group_id
+    await node.create("t", 1)
+    assert errors_of(await node.commit(9, to_commit(None, "t", 1), group=long)) == [
+        ErrorCode.invalid_group_id
+    ]
+    wide = "\N{GRINNING FACE}" * 10_000
+    assert (await node.join(9, wide)).error_code is ErrorCode.invalid_group_id
+    assert (await node.join(9, group_instance_id=wide)).error_code is ErrorCode.invalid_request
+    assert errors_of(await node.commit(9, to_commit(None, "t", 1), group=wide)) == [
+        ErrorCode.invalid_group_id
+    ]

@@ -34,7 +34,7 @@ class _Found(NamedTuple):
 def handle(ctx: RequestContext, request: Any) -> Any | Awaitable[Any]:
     # Version 0 knows of groups only.
     key_type = getattr(request, "key_type", _GROUP)
-    if key_type == _GROUP and OFFSETS_TOPIC not in ctx.node.image.topics:
+    if key_type == _GROUP and not ctx.node.groups.has_topic:
         return _handle_first(ctx, request)
     return _respond(ctx, request, key_type)
 
@@ -64,7 +64,10 @@ def _find(ctx: RequestContext, key_type: int, key: str) -> _Found:
     if key_type != _GROUP:
         return _Found(ErrorCode.invalid_request, f"there are no coordinators of type {key_type} here")
     image = ctx.node.image
-    partition = image.partition(OFFSETS_TOPIC, ctx.node.groups.shard_of(key))
+    try:
+        partition = image.partition(OFFSETS_TOPIC, ctx.node.groups.shard_of(key))
+    except ApiError as error:
+        return _Found(error.code, error.message)
     broker = None if partition is None else image.brokers.get(partition.leader)
     endpoint = None if broker is None else broker.endpoints.get(ctx.listener)
     if broker is None or endpoint is None:
