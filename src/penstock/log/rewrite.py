@@ -6,6 +6,7 @@ Each group of segments is swapped in by itself: a pass that ends early has done 
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -13,9 +14,9 @@ from penstock.log.checkpoints import sync_directory
 from penstock.log.compaction import BatchFilter, CompactionStats, LastRecord
 from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.keymap import KeyMap
-from penstock.log.leftovers import existing_files
 from penstock.log.log import Log
 from penstock.log.lookup import modified_ms, offset_index
+from penstock.log.names import CLEANED, SEGMENT_FILES, SWAP
 from penstock.log.outcomes import Outcome, TransactionOutcomes
 from penstock.log.segment import Segment
 from penstock.log.segment_writer import SegmentWriter
@@ -229,8 +230,8 @@ class _Output:
         for writer in (*self._full, *((self._writer,) if self._writer else ())):
             writer.discard()
         unused = [segment for segment in self._finished if segment not in in_use]
-        for path in existing_files(unused):
-            path.unlink()
+        for segment, kind, suffix in product(unused, SEGMENT_FILES, (CLEANED, SWAP)):
+            segment.file(kind, suffix).unlink(missing_ok=True)
         if unused:
             # A swap that was committed and then refused must not come back after a power cut.
             sync_directory(self._directory)

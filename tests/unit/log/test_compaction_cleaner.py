@@ -1,0 +1,312 @@
+"""Which log is cleaned and when, what is remembered, and what happens when it cannot be done."""
+
+import errno
+import os
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.compacting import NOW_MS, PARTITION, append, batches, clean, open_log, pairs, records, roll
+
+from penstock.log.cleaner import CLEANER_CHECKPOINT, Cleanable, Cleaner, measure
+from penstock.log.log import Log
+from penstock.log.segment_writer import SegmentWriter
+from penstock.protocol.compression import Codec
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return open_log(tmp_path / "table-0")
+
+
+@pytest.fixture
+def cleaner(tmp_path: Path) -> Cleaner:
+    return Cleaner(tmp_path, dedupe_buffer_bytes=1 << 20)
+
+
+def dirty(log: Log, *, rounds: int = 2) -> None:
+    for n in range(rounds):
+        append(log, (b"a", b"%d" % n), (b"b", b"%d" % n))
+    roll(log)
+
+
+def is_due(log: Log, checkpoint: int | None = None, now_ms: int = NOW_MS) -> bool:
+    return measure(log, checkpoint, log.end_offset, now_ms).is_due(log.config)
+
+
+def test_a_clean_log_is_left_alone(log: Log, cleaner: Cleaner) -> None:
+    dirty(log)
+    assert clean(log, cleaner) is not None
+    assert clean(log, cleaner) is None
+    append(log, (b"a", b"in the active segment"))
+    assert clean(log, cleaner) is None
+
+
+def test_the_first_dirty_offset_survives_a_restart_in_kafkas_format(
+    log: Log, cleaner: Cleaner, tmp_path: Path
+) -> None:
+    dirty(log)
+    clean(log, cleaner)
+    assert (tmp_path / CLEANER_CHECKPOINT).read_text() == "0\n1\ntable 0 4\n"
+    assert Cleaner(tmp_path, dedupe_buffer_bytes=1 << 20).first_dirty_offset(PARTITION) == 4
+
+
+def test_a_damaged_checkpoint_costs_a_pass_and_nothing_else(log: Log, tmp_path: Path) -> None:
+    (tmp_path / CLEANER_CHECKPOINT).write_text("0\n5\nwhat is this\n")
+    dirty(log)
+    report = clean(log, Cleaner(tmp_path, dedupe_buffer_bytes=1 << 20))
+    assert report is not None
+    assert report.first_dirty_offset == 0
+
+
+@pytest.mark.parametrize("checkpoint", [0, 10_000])
+def test_a_checkpoint_outside_the_log_takes_nothing_for_clean(log: Log, checkpoint: int) -> None:
+    dirty(log)
+    dirty(log)
+    log.delete_records_before(1)
+    assert measure(log, checkpoint, log.end_offset, NOW_MS).dirty.first_offset == 1
+
+
+def test_the_dirtiest_log_comes_first(tmp_path: Path, cleaner: Cleaner) -> None:
+    logs = {}
+    for index in range(3):
+        log = open_log(tmp_path / f"table-{index}")
+        dirty(log, rounds=4)
+        logs["table", index] = Cleanable(log, log.end_offset)
+    while cleaner.clean_filthiest(logs, now_ms=NOW_MS):
+        pass
+    for index, rounds in enumerate((1, 9, 3)):
+        dirty(logs["table", index].log, rounds=rounds)
+    logs = {partition: Cleanable(log, log.end_offset) for partition, (log, _) in logs.items()}
+    reports = [cleaner.clean_filthiest(logs, now_ms=NOW_MS) for _ in range(4)]
+    assert [report and report.partition[1] for report in reports] == [1, 2, 0, None]
+
+
+def test_the_dirty_ratio_decides(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "table-0", min_cleanable_dirty_ratio=0.5)
+    dirty(log)
+    dirty(log)
+    dirty(log)
+    bases = [segment.base_offset for segment in log.segments]
+    assert is_due(log, bases[1]), "two thirds"
+    assert not is_due(log, bases[2]), "one third"
+
+
+def test_a_topic_that_is_not_compacted_is_not_looked_at(tmp_path: Path, cleaner: Cleaner) -> None:
+    log = open_log(tmp_path / "table-0", cleanup_compact=False, cleanup_delete=True)
+    dirty(log)
+    assert clean(log, cleaner) is None
+
+
+def test_young_records_wait_for_their_lag(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "table-0", min_compaction_lag_ms=1_000)
+    append(log, (b"a", b"old"), (b"a", b"old too"), timestamp=NOW_MS - 5_000)
+    roll(log)
+    append(log, (b"a", b"young"), timestamp=NOW_MS - 500)
+    roll(log)
+    clean(log)
+    assert [value for _, _, value in pairs(log)] == [b"old too", b"young"]
+    clean(log, now_ms=NOW_MS + 1_000)
+    assert [value for _, _, value in pairs(log)] == [b"young"]
+
+
+def test_records_that_have_waited_too_long_are_due_whatever_the_ratio(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "table-0", min_cleanable_dirty_ratio=1.0, max_compaction_lag_ms=10_000)
+    append(log, (b"a", b"1"), timestamp=NOW_MS)
+    roll(log)
+    assert not is_due(log, now_ms=NOW_MS + 10_000)
+    assert is_due(log, now_ms=NOW_MS + 10_001)
+    assert not is_due(log, checkpoint=1, now_ms=NOW_MS + 10_001)
+
+
+def test_a_map_that_is_full_covers_what_fits_and_goes_on_later(log: Log, tmp_path: Path) -> None:
+    cleaner = Cleaner(tmp_path, dedupe_buffer_bytes=24 * 8)
+    for round_ in range(3):
+        append(log, *((b"key-%d" % n, b"%d" % round_) for n in range(20)))
+        roll(log)
+    offsets = []
+    while report := clean(log, cleaner):
+        assert report.error is None
+        offsets.append(report.next_dirty_offset)
+    assert len(offsets) > 3
+    assert offsets == sorted(offsets)
+    assert offsets[-1] == 60
+    assert records(log)[-20:] == records(log, 40)
+    assert [value for _, _, value in pairs(log)][-20:] == [b"2"] * 20
+
+
+def flip(log: Log, position: int) -> None:
+    with open(log.segments[0].path, "r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+@pytest.mark.parametrize("position", [16, 40, 70], ids=["magic", "header", "records"])
+def test_damage_is_reported_and_never_rewritten(log: Log, cleaner: Cleaner, position: int) -> None:
+    dirty(log)
+    flip(log, position)
+    before = log.segments[0].path.read_bytes()
+    report = clean(log, cleaner)
+    assert report is not None
+    assert report.error is not None
+    assert "DamagedSegment" in report.error
+    assert cleaner.uncleanable[PARTITION].reason == report.error
+    assert log.segments[0].path.read_bytes() == before
+    assert list(log.directory.glob("*.cleaned")) == []
+
+
+def test_a_log_that_failed_is_tried_again_once_its_settings_change(log: Log, cleaner: Cleaner) -> None:
+    dirty(log)
+    flip(log, 70)
+    clean(log, cleaner)
+    flip(log, 70)
+    assert clean(log, cleaner) is None
+    log.configure(replace(log.config, max_message_bytes=5_000))
+    report = clean(log, cleaner)
+    assert report is not None
+    assert report.error is None
+    assert cleaner.uncleanable == {}
+
+
+def test_a_failed_log_does_not_keep_the_others_waiting(tmp_path: Path, cleaner: Cleaner) -> None:
+    logs = {("table", index): open_log(tmp_path / f"table-{index}") for index in range(2)}
+    for log in logs.values():
+        dirty(log)
+    flip(logs["table", 0], 70)
+    candidates = {partition: Cleanable(log, log.end_offset) for partition, log in logs.items()}
+    reports = [cleaner.clean_filthiest(candidates, now_ms=NOW_MS) for _ in range(3)]
+    assert sorted((report.partition[1], report.error is None) for report in reports if report) == [
+        (0, False),
+        (1, True),
+    ]
+
+
+def test_a_full_disk_leaves_the_log_as_it_was_and_is_tried_again(
+    log: Log, cleaner: Cleaner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dirty(log)
+    before = batches(log)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SegmentWriter, "append", full)
+        report = clean(log, cleaner)
+    assert report is not None
+    assert report.error is not None
+    assert "No space" in report.error
+    assert batches(log) == before
+    assert list(log.directory.glob("*.cleaned")) == []
+    assert cleaner.uncleanable == {}
+    assert clean(log, cleaner) is not None
+    assert len(pairs(log)) == 2
+
+
+@pytest.mark.parametrize("step", ["fsync", "utime", "rename"])
+def test_a_disk_that_fails_while_a_segment_is_finished_loses_nothing(
+    log: Log, cleaner: Cleaner, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    dirty(log)
+    descriptors = len(os.listdir("/proc/self/fd"))
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, step, fails)
+        report = clean(log, cleaner)
+    assert report is not None
+    assert report.error is not None
+    assert len(pairs(log)) == 4
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1, "the log's own descriptor for reading"
+    assert [path.name for path in log.directory.iterdir() if path.name.count(".") > 1] == []
+
+
+def test_a_pass_can_be_cancelled_between_batches(log: Log, cleaner: Cleaner) -> None:
+    for n in range(40):
+        append(log, (b"key-%d" % (n % 2), b"x" * 4_000))
+    roll(log)
+    before = batches(log)
+    report = cleaner.clean_filthiest(
+        {PARTITION: Cleanable(log, log.end_offset)}, now_ms=NOW_MS, is_cancelled=lambda: True
+    )
+    assert report is not None
+    assert report.error == "asked to stop"
+    assert report.next_dirty_offset == report.first_dirty_offset == 0
+    assert batches(log) == before
+    assert cleaner.uncleanable == {}
+    assert cleaner.busy is None
+    assert clean(log, cleaner) is not None
+
+
+def test_segments_removed_during_a_pass_do_not_come_back(log: Log, cleaner: Cleaner) -> None:
+    for n in range(30):
+        append(log, (b"key-%d" % (n % 3), b"x" * 4_000))
+    roll(log)
+
+    def remove_all() -> bool:
+        assert cleaner.busy == PARTITION
+        if len(log.segments) > 1:
+            log.remove_segments(log.segments[:-1], now_ms=NOW_MS)
+        return False
+
+    report = cleaner.clean_filthiest(
+        {PARTITION: Cleanable(log, log.end_offset)}, now_ms=NOW_MS, is_cancelled=remove_all
+    )
+    assert report is not None
+    assert report.error == "segments were removed while they were compacted"
+    assert cleaner.uncleanable == {}
+    log.abandon()
+    assert pairs(open_log(log.directory)) == []
+
+
+def test_a_truncated_log_is_dirty_from_there_on(log: Log, cleaner: Cleaner) -> None:
+    dirty(log)
+    clean(log, cleaner)
+    cleaner.truncated(PARTITION, 2)
+    assert cleaner.first_dirty_offset(PARTITION) == 2
+    cleaner.truncated(PARTITION, 3)
+    assert cleaner.first_dirty_offset(PARTITION) == 2
+
+
+def test_a_topic_made_anew_inherits_nothing(log: Log, cleaner: Cleaner) -> None:
+    dirty(log)
+    clean(log, cleaner)
+    cleaner.clean_filthiest({}, now_ms=NOW_MS)
+    assert cleaner.first_dirty_offset(PARTITION) is None
+
+
+def test_a_report_says_what_was_done(log: Log, cleaner: Cleaner) -> None:
+    dirty(log, rounds=5)
+    size_bytes = log.segments[0].size
+    report = clean(log, cleaner)
+    assert report is not None
+    stats = report.stats
+    assert (report.first_dirty_offset, report.next_dirty_offset) == (0, 10)
+    assert (stats.records_read, stats.records_written) == (10, 2)
+    assert (stats.bytes_read, stats.bytes_written) == (size_bytes, log.segments[0].size)
+    assert report.unlink
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "table-0", segment_bytes=8 << 20, index_interval_bytes=4096)
+    for n in range(400):
+        codec = Codec.ZSTD if n % 2 else Codec.NONE
+        append(log, *((b"key-%d" % (n * 20 + m), os.urandom(1_600)) for m in range(20)), codec=codec)
+    roll(log)
+    assert log.size_bytes > 12 << 20
+    cleaner = Cleaner(tmp_path, dedupe_buffer_bytes=1 << 20)
+    tracemalloc.start()
+    try:
+        report = clean(log, cleaner)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert report is not None
+    assert report.error is None
+    # The buffer, a chunk of headers for each of the two readings, and a few copies of one batch.
+    assert peak_bytes < 5 << 20
