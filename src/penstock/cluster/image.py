@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from penstock.cluster import records as kinds
@@ -18,6 +19,12 @@ from penstock.cluster.state import (
 )
 from penstock.cluster.tenants import TenantState
 from penstock.cluster.wire import MetadataRecord
+
+if TYPE_CHECKING:
+    from penstock.cluster import seldom_records as seldom
+
+#: BeginTransactionRecord, EndTransactionRecord, AbortTransactionRecord.
+_TRANSACTION_KEYS: Final = frozenset({23, 24, 25})
 
 
 class ClusterImage:
@@ -92,26 +99,26 @@ class ClusterImage:
 
     def replay(self, record: MetadataRecord) -> None:
         """The one way in. A record that contradicts the image is a bug in what wrote it."""
-        if self._transaction is not None and type(record) not in _TRANSACTION_KINDS:
+        if self._transaction is not None and record.__api_key__ not in _TRANSACTION_KEYS:
             self._transaction.append(record)
             return
-        handler = _REPLAY.get(type(record))
+        handler = _REPLAY.get(type(record)) or _replay_seldom().get(type(record))
         if handler is not None:
             handler(self, record)
         else:
             self.tenants.replay(record)
 
-    def _begin_transaction(self, _: kinds.BeginTransactionRecord) -> None:
+    def _begin_transaction(self, _: "seldom.BeginTransactionRecord") -> None:
         assert self._transaction is None, "metadata transactions do not nest"
         self._transaction = []
 
-    def _end_transaction(self, _: kinds.EndTransactionRecord) -> None:
+    def _end_transaction(self, _: "seldom.EndTransactionRecord") -> None:
         pending, self._transaction = self._transaction, None
         assert pending is not None, "no metadata transaction to end"
         for record in pending:
             self.replay(record)
 
-    def _abort_transaction(self, _: kinds.AbortTransactionRecord) -> None:
+    def _abort_transaction(self, _: "seldom.AbortTransactionRecord") -> None:
         assert self._transaction is not None, "no metadata transaction to abort"
         self._transaction = None
 
@@ -180,18 +187,18 @@ class ClusterImage:
         )
         self._notes.brokers[record.broker_id] = None
 
-    def _unregister_broker(self, record: kinds.UnregisterBrokerRecord) -> None:
+    def _unregister_broker(self, record: "seldom.UnregisterBrokerRecord") -> None:
         self._current_broker(record.broker_id, record.broker_epoch)
         del self.brokers[record.broker_id]
         self._notes.brokers[record.broker_id] = None
 
-    def _fence_broker(self, record: kinds.FenceBrokerRecord) -> None:
+    def _fence_broker(self, record: "seldom.FenceBrokerRecord") -> None:
         self._change_broker(record.id, record.epoch, fenced=True)
 
-    def _unfence_broker(self, record: kinds.UnfenceBrokerRecord) -> None:
+    def _unfence_broker(self, record: "seldom.UnfenceBrokerRecord") -> None:
         self._change_broker(record.id, record.epoch, fenced=False)
 
-    def _broker_registration_change(self, record: kinds.BrokerRegistrationChangeRecord) -> None:
+    def _broker_registration_change(self, record: "seldom.BrokerRegistrationChangeRecord") -> None:
         changes: dict[str, Any] = {}
         if record.fenced:
             changes["fenced"] = record.fenced > 0
@@ -221,7 +228,7 @@ class ClusterImage:
         assert record.next_producer_id > self.next_producer_id, "producer ids are never given out twice"
         self.next_producer_id = record.next_producer_id
 
-    def _no_op(self, _: kinds.NoOpRecord) -> None:
+    def _no_op(self, _: "seldom.NoOpRecord") -> None:
         pass
 
     # --- checking ---
@@ -292,25 +299,29 @@ def _check_partition(partition: PartitionState) -> None:
     assert partition.partition_epoch >= 0, partition
 
 
-_TRANSACTION_KINDS = frozenset(
-    {kinds.BeginTransactionRecord, kinds.EndTransactionRecord, kinds.AbortTransactionRecord}
-)
-
 _REPLAY: dict[type[MetadataRecord], Callable[[ClusterImage, Any], None]] = {
-    kinds.BeginTransactionRecord: ClusterImage._begin_transaction,
-    kinds.EndTransactionRecord: ClusterImage._end_transaction,
-    kinds.AbortTransactionRecord: ClusterImage._abort_transaction,
     kinds.TopicRecord: ClusterImage._topic,
     kinds.RemoveTopicRecord: ClusterImage._remove_topic,
     kinds.PartitionRecord: ClusterImage._partition,
     kinds.PartitionChangeRecord: ClusterImage._partition_change,
     kinds.ConfigRecord: ClusterImage._config,
     kinds.RegisterBrokerRecord: ClusterImage._register_broker,
-    kinds.UnregisterBrokerRecord: ClusterImage._unregister_broker,
-    kinds.FenceBrokerRecord: ClusterImage._fence_broker,
-    kinds.UnfenceBrokerRecord: ClusterImage._unfence_broker,
-    kinds.BrokerRegistrationChangeRecord: ClusterImage._broker_registration_change,
     kinds.FeatureLevelRecord: ClusterImage._feature_level,
     kinds.ProducerIdsRecord: ClusterImage._producer_ids,
-    kinds.NoOpRecord: ClusterImage._no_op,
 }
+
+
+@cache
+def _replay_seldom() -> dict[type[MetadataRecord], Callable[[ClusterImage, Any], None]]:
+    from penstock.cluster import seldom_records as seldom
+
+    return {
+        seldom.BeginTransactionRecord: ClusterImage._begin_transaction,
+        seldom.EndTransactionRecord: ClusterImage._end_transaction,
+        seldom.AbortTransactionRecord: ClusterImage._abort_transaction,
+        seldom.UnregisterBrokerRecord: ClusterImage._unregister_broker,
+        seldom.FenceBrokerRecord: ClusterImage._fence_broker,
+        seldom.UnfenceBrokerRecord: ClusterImage._unfence_broker,
+        seldom.BrokerRegistrationChangeRecord: ClusterImage._broker_registration_change,
+        seldom.NoOpRecord: ClusterImage._no_op,
+    }

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable
+from functools import cache
 from typing import Final
 
 from kio.serial import entity_reader, entity_writer
@@ -66,10 +67,15 @@ def _decode(data: bytes) -> MetadataRecord:
 
 
 def _record_type(key: int) -> type[MetadataRecord]:
-    if (found := RECORD_TYPES.get(key)) is not None:
-        return found
+    found = RECORD_TYPES.get(key) or _other_record_types().get(key)
+    if found is None:
+        raise UnreadableRecord(f"metadata record has unknown key {key}")
+    return found
+
+
+@cache
+def _other_record_types() -> dict[int, type[MetadataRecord]]:
+    from penstock.cluster.seldom_records import SELDOM_RECORD_TYPES
     from penstock.cluster.tenant_records import TENANT_RECORD_TYPES
 
-    if (found := TENANT_RECORD_TYPES.get(key)) is not None:
-        return found
-    raise UnreadableRecord(f"metadata record has unknown key {key}")
+    return SELDOM_RECORD_TYPES | TENANT_RECORD_TYPES

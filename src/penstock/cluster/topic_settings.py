@@ -107,7 +107,7 @@ NODE_SYNONYMS: Final[dict[str, tuple[NodeSynonym, ...]]] = {
 _SEGMENTS = (
     _topic("segment.bytes", _INT, 1 << 30, "Size at which a new segment file begins.", 14),
     _topic("segment.ms", _LONG, _WEEK_MS, "Age at which a new segment file begins.", 1),
-    _topic("segment.jitter.ms", _LONG, 0, "Random part taken off segment.ms, so that rolls spread out.", 0),
+    _topic("segment.jitter.ms", _LONG, 0, "Accepted for compatibility; segments roll without jitter.", 0),
     _topic("segment.index.bytes", _INT, 10 << 20, "Largest offset index of a segment.", 4),
     _topic("index.interval.bytes", _INT, 4096, "Log bytes between two entries of the offset index.", 0),
     _topic(
@@ -173,9 +173,30 @@ _MESSAGES = (
         "Codec that batches are stored with; `producer` keeps what was sent.",
         choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
     ),
-    _topic("compression.gzip.level", _INT, -1, "Level where the broker compresses with gzip.", -1, 9),
-    _topic("compression.lz4.level", _INT, 9, "Level where the broker compresses with lz4.", 1, 17),
-    _topic("compression.zstd.level", _INT, 3, "Level where the broker compresses with zstd.", -(1 << 17), 22),
+    _topic(
+        "compression.gzip.level",
+        _INT,
+        -1,
+        "Accepted for compatibility; the broker uses the codec's own level.",
+        -1,
+        9,
+    ),
+    _topic(
+        "compression.lz4.level",
+        _INT,
+        9,
+        "Accepted for compatibility; the broker uses the codec's own level.",
+        1,
+        17,
+    ),
+    _topic(
+        "compression.zstd.level",
+        _INT,
+        3,
+        "Accepted for compatibility; the broker uses the codec's own level.",
+        -(1 << 17),
+        22,
+    ),
 )
 
 _DURABILITY = (

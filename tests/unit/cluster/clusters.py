@@ -5,8 +5,9 @@ from itertools import count
 from typing import Any
 from uuid import UUID
 
-from penstock.cluster.controller.brokers import BrokerRegistration, register_broker, unfence_broker
+from penstock.cluster.controller.brokers import BrokerRegistration, register_broker
 from penstock.cluster.controller.create_topics import Chance, NewTopic, TopicResult, TopicRules, create_topics
+from penstock.cluster.controller.fencing import unfence_broker
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.records import BrokerEndpoint
 

@@ -5,15 +5,10 @@ from dataclasses import replace
 import pytest
 from tests.unit.cluster.clusters import CHANCE, RULES, broker, cluster, create
 
-from penstock.cluster.controller.brokers import (
-    fence_broker,
-    register_broker,
-    restart_sole_broker,
-    unfence_broker,
-    unregister_broker,
-)
+from penstock.cluster.controller.brokers import register_broker, restart_sole_broker
 from penstock.cluster.controller.create_topics import NewTopic, create_topics
 from penstock.cluster.controller.features import set_feature_levels
+from penstock.cluster.controller.fencing import fence_broker, unfence_broker, unregister_broker
 from penstock.cluster.controller.producer_ids import allocate_producer_ids
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.records import BrokerFeature, PartitionChangeRecord
@@ -161,3 +156,10 @@ def test_a_leader_change_is_all_that_a_follower_change_is_not() -> None:
     create(image, NewTopic(name="t", assignments=((0, (1, 2)),)))
     (_, change) = fence_broker(image, 2).records
     assert change == PartitionChangeRecord(partition_id=0, topic_id=image.topics["t"].id, isr=(1,))
+
+
+def test_fencing_twice_changes_no_partition_twice() -> None:
+    image = cluster(2)
+    create(image, NewTopic(name="t", assignments=((0, (1, 2)), (1, (2,)))))
+    image.apply(fence_broker(image, 2).records)
+    assert len(fence_broker(image, 2).records) == 1

@@ -6,8 +6,8 @@ from uuid import UUID
 import pytest
 from tests.unit.cluster.clusters import CHANCE, RULES, cluster, create
 
-from penstock.cluster.controller.brokers import fence_broker
 from penstock.cluster.controller.create_topics import NewTopic, TopicRules, create_topics
+from penstock.cluster.controller.fencing import fence_broker
 from penstock.cluster.effective import ConfigSource, Layer
 from penstock.cluster.records import ConfigRecord, PartitionRecord, TopicRecord
 from penstock.cluster.state import ResourceType

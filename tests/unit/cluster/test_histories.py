@@ -14,15 +14,11 @@ from penstock.cluster.controller.alter_configs import (
     ConfigRules,
     incremental_alter_configs,
 )
-from penstock.cluster.controller.brokers import (
-    fence_broker,
-    register_broker,
-    unfence_broker,
-    unregister_broker,
-)
+from penstock.cluster.controller.brokers import register_broker
 from penstock.cluster.controller.create_partitions import MorePartitions, create_partitions
 from penstock.cluster.controller.create_topics import NewTopic, TopicRules, create_topics
 from penstock.cluster.controller.delete_topics import TopicRef, delete_topics
+from penstock.cluster.controller.fencing import fence_broker, unfence_broker, unregister_broker
 from penstock.cluster.decision import Decision
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.serde import decode_record, encode_records

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.cluster.clusters import broker, cluster, create
 
 from penstock.cluster import records as kinds
+from penstock.cluster import seldom_records as seldom
 from penstock.cluster import tenant_records as tenants
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.cluster.delta import TopicPartition
@@ -96,19 +97,19 @@ def test_brokers_are_known_by_what_they_said_last() -> None:
     image = cluster(1)
     assert image.brokers[1].endpoints == {"PLAINTEXT": Endpoint("b1", 9092, 0)}
     assert image.brokers[1].is_active
-    change = kinds.BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, in_controlled_shutdown=1)
+    change = seldom.BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, in_controlled_shutdown=1)
     image.replay(change)
     assert not image.brokers[1].is_active
     assert not image.brokers[1].fenced
-    image.replay(kinds.FenceBrokerRecord(id=1, epoch=1))
+    image.replay(seldom.FenceBrokerRecord(id=1, epoch=1))
     assert image.brokers[1].fenced
-    image.replay(kinds.UnregisterBrokerRecord(broker_id=1, broker_epoch=1))
+    image.replay(seldom.UnregisterBrokerRecord(broker_id=1, broker_epoch=1))
     assert image.brokers == {}
 
 
 def test_a_record_of_an_earlier_broker_epoch_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="epoch"):
-        cluster(1).replay(kinds.FenceBrokerRecord(id=1, epoch=0))
+        cluster(1).replay(seldom.FenceBrokerRecord(id=1, epoch=0))
 
 
 def test_producer_ids_never_go_back() -> None:
@@ -128,18 +129,18 @@ def test_features_have_levels_until_they_have_none() -> None:
 
 def test_a_metadata_transaction_shows_at_its_end() -> None:
     image = cluster(3)
-    begun = [kinds.BeginTransactionRecord(), kinds.TopicRecord(name="t", topic_id=TOPIC), partition_record()]
+    begun = [seldom.BeginTransactionRecord(), kinds.TopicRecord(name="t", topic_id=TOPIC), partition_record()]
     assert not image.apply(begun)
     assert image.topics == {}
-    delta = image.apply([kinds.EndTransactionRecord()])
+    delta = image.apply([seldom.EndTransactionRecord()])
     assert [topic.name for topic in delta.topics_created] == ["t"]
     image.check_invariants()
 
 
 def test_an_aborted_metadata_transaction_never_happened() -> None:
     image = cluster(3)
-    image.apply([kinds.BeginTransactionRecord(), kinds.TopicRecord(name="t", topic_id=TOPIC)])
-    image.apply([kinds.AbortTransactionRecord(), kinds.NoOpRecord()])
+    image.apply([seldom.BeginTransactionRecord(), kinds.TopicRecord(name="t", topic_id=TOPIC)])
+    image.apply([seldom.AbortTransactionRecord(), seldom.NoOpRecord()])
     assert image.topics == {}
     image.check_invariants()
 
@@ -165,7 +166,7 @@ def test_a_delta_names_new_topics_partitions_settings_and_brokers() -> None:
             partition_record(0),
             partition_record(1),
             kinds.PartitionChangeRecord(partition_id=0, topic_id=TOPIC, leader=2),
-            kinds.FenceBrokerRecord(id=3, epoch=3),
+            seldom.FenceBrokerRecord(id=3, epoch=3),
             kinds.FeatureLevelRecord(name="f", feature_level=1),
         ]
     )

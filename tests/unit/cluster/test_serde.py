@@ -5,6 +5,7 @@ from uuid import UUID
 import pytest
 
 from penstock.cluster import records as kinds
+from penstock.cluster import seldom_records as seldom
 from penstock.cluster import tenant_records as tenants
 from penstock.cluster.serde import UnreadableRecord, decode_record, encode_record
 from penstock.cluster.wire import MetadataRecord
@@ -35,7 +36,7 @@ BY_HAND: list[tuple[MetadataRecord, str]] = [
         "00" "00" "00"
         "01" "00" "11" "02" + ID_HEX,
     ),
-    (kinds.UnregisterBrokerRecord(broker_id=3, broker_epoch=9), "010100" "00000003" "0000000000000009" "00"),
+    (seldom.UnregisterBrokerRecord(broker_id=3, broker_epoch=9), "010100" "00000003" "0000000000000009" "00"),
     (kinds.TopicRecord(name="orders", topic_id=ID), "010200" "076f7264657273" + ID_HEX + "00"),
     (
         kinds.PartitionRecord(
@@ -81,8 +82,8 @@ BY_HAND: list[tuple[MetadataRecord, str]] = [
         kinds.PartitionChangeRecord(partition_id=2, topic_id=ID, directories=(None,), last_known_elr=(3,)),
         "010502" "00000002" + ID_HEX + "02" "07" "05" "02" "00000003" "08" "11" "02" + "00" * 16,
     ),
-    (kinds.FenceBrokerRecord(id=1, epoch=2), "010700" "00000001" "0000000000000002" "00"),
-    (kinds.UnfenceBrokerRecord(id=1, epoch=2), "010800" "00000001" "0000000000000002" "00"),
+    (seldom.FenceBrokerRecord(id=1, epoch=2), "010700" "00000001" "0000000000000002" "00"),
+    (seldom.UnfenceBrokerRecord(id=1, epoch=2), "010800" "00000001" "0000000000000002" "00"),
     (kinds.RemoveTopicRecord(topic_id=ID), "010900" + ID_HEX + "00"),
     (kinds.FeatureLevelRecord(name="metadata.version", feature_level=7),
      "010c00" "116d657461646174612e76657273696f6e" "0007" "00"),
@@ -91,13 +92,13 @@ BY_HAND: list[tuple[MetadataRecord, str]] = [
         "010f00" "00000001" "ffffffffffffffff" "00000000000003e8" "00",
     ),
     (
-        kinds.BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=2, fenced=-1),
+        seldom.BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=2, fenced=-1),
         "011102" "00000001" "0000000000000002" "01" "00" "01" "ff",
     ),
-    (kinds.NoOpRecord(), "011400" "00"),
-    (kinds.BeginTransactionRecord(name="b"), "011700" "01" "00" "02" "0262"),
-    (kinds.EndTransactionRecord(), "011800" "00"),
-    (kinds.AbortTransactionRecord(), "011900" "00"),
+    (seldom.NoOpRecord(), "011400" "00"),
+    (seldom.BeginTransactionRecord(name="b"), "011700" "01" "00" "02" "0262"),
+    (seldom.EndTransactionRecord(), "011800" "00"),
+    (seldom.AbortTransactionRecord(), "011900" "00"),
     (
         tenants.ClientQuotaRecord(
             entity=(tenants.QuotaEntity(entity_type="user", entity_name=None),), key="k", value=1.5, remove=True
@@ -139,7 +140,11 @@ def test_a_record_is_written_as_kafka_writes_it(record: MetadataRecord, hexed: s
 
 def test_every_kind_of_record_is_checked() -> None:
     written = {type(record) for record, _ in BY_HAND}
-    assert written == {*kinds.RECORD_TYPES.values(), *tenants.TENANT_RECORD_TYPES.values()}
+    assert written == {
+        *kinds.RECORD_TYPES.values(),
+        *seldom.SELDOM_RECORD_TYPES.values(),
+        *tenants.TENANT_RECORD_TYPES.values(),
+    }
 
 
 def test_an_older_version_with_the_same_layout_is_read() -> None:

@@ -44,7 +44,9 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
                 name=topic,
                 partitions=tuple(
                     DeleteRecordsPartitionResult(
-                        partition_index=part.partition, low_watermark=part.low_watermark, error_code=part.error
+                        partition_index=part.partition,
+                        low_watermark=part.low_watermark,
+                        error_code=part.error,
                     )
                     for part in parts
                 ),
