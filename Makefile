@@ -34,7 +34,7 @@ bench: setup
 	$(BIN)/python -m benchmarks $(if $(PEER),--peer $(PEER)) $(ARGS)
 
 fuzz: setup
-	$(BIN)/python -m pytest tests/properties/test_frame_fuzz.py -m "slow or not slow" $(ARGS)
+	$(BIN)/python -m tests.fuzz $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,8 @@
 """Bounds every length and count of a message by the bytes that remain, before anything is allocated.
 
 kio's native reader trusts a count and reserves memory for it, which ends the process when a peer claims four
-billion elements. Every request therefore takes this walk first; it follows the same schemas and keeps nothing.
+billion elements. Every request therefore takes this walk first; it follows the same schemas and keeps nothing but
+the places of tagged fields that the schema does not know, which a newer client may send and kio refuses to read.
 """
 
 from collections.abc import Callable
@@ -12,8 +13,13 @@ from typing import Any, Union, get_args, get_origin
 
 from penstock.protocol.errors import MalformedFrame
 
-#: (buffer, position, end) -> position after the value
-Walk = Callable[[memoryview, int, int], int]
+#: A run of bytes, and what to put in its place.
+Patch = tuple[int, int, bytes]
+#: (buffer, position, end, patches found so far) -> position after the value
+Walk = Callable[[memoryview, int, int, list[Patch]], int]
+
+#: (buffer, position, end) -> (count, position after it)
+CountReader = Callable[[memoryview, int, int], tuple[int, int]]
 
 _FIXED_BYTES = {
     "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
@@ -50,16 +56,16 @@ def _sequence(steps: tuple[Walk, ...]) -> Walk:
     if len(steps) == 1:
         return steps[0]
 
-    def walk(data: memoryview, position: int, end: int) -> int:
+    def walk(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
         for step in steps:
-            position = step(data, position, end)
+            position = step(data, position, end, patches)
         return position
 
     return walk
 
 
 def _skip(size: int) -> tuple[Walk, ...]:
-    def walk(data: memoryview, position: int, end: int) -> int:
+    def walk(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
         if position + size > end:
             raise _cut_short()
         return position + size
@@ -80,13 +86,13 @@ def _field_walk(field: Field[Any], flexible: bool, *, nullable: bool) -> Walk:
         walk = bounds_check(element)  # type: ignore[arg-type]
         if not is_array and optional and nullable:
             walk = _nullable_entity(walk)
-        return _array_walk(walk, 1, flexible) if is_array else walk
+        return _array_walk(walk, _count_reader(flexible, optional)) if is_array else walk
     kafka_type = field.metadata["kafka_type"]
     size = _FIXED_BYTES.get(kafka_type)
     if size is None:
         walk = _compact_bytes if flexible else _legacy_bytes(_LENGTH_BYTES[kafka_type])
-        return _array_walk(walk, 1, flexible) if is_array else walk
-    return _fixed_array_walk(size, flexible) if is_array else _skip(size)[0]
+        return _array_walk(walk, _count_reader(flexible, optional)) if is_array else walk
+    return _fixed_array_walk(size, _count_reader(flexible, optional)) if is_array else _skip(size)[0]
 
 
 def _classify(annotation: Any) -> tuple[bool, Any, bool]:
@@ -100,24 +106,20 @@ def _classify(annotation: Any) -> tuple[bool, Any, bool]:
     return False, annotation, optional
 
 
-def _array_walk(element: Walk, element_bytes_min: int, flexible: bool) -> Walk:
-    read_count = _compact_count if flexible else _legacy_count
-
-    def walk(data: memoryview, position: int, end: int) -> int:
+def _array_walk(element: Walk, read_count: CountReader) -> Walk:
+    def walk(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
         count, position = read_count(data, position, end)
-        if count > (end - position) // element_bytes_min:
+        if count > end - position:  # an element takes a byte at the least
             raise MalformedFrame(f"array of {count} elements in {end - position} bytes")
         for _ in range(count):
-            position = element(data, position, end)
+            position = element(data, position, end, patches)
         return position
 
     return walk
 
 
-def _fixed_array_walk(size: int, flexible: bool) -> Walk:
-    read_count = _compact_count if flexible else _legacy_count
-
-    def walk(data: memoryview, position: int, end: int) -> int:
+def _fixed_array_walk(size: int, read_count: CountReader) -> Walk:
+    def walk(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
         count, position = read_count(data, position, end)
         if count * size > end - position:
             raise MalformedFrame(f"array of {count} elements in {end - position} bytes")
@@ -127,32 +129,51 @@ def _fixed_array_walk(size: int, flexible: bool) -> Walk:
 
 
 def _nullable_entity(walk_entity: Walk) -> Walk:
-    def walk(data: memoryview, position: int, end: int) -> int:
+    def walk(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
         if position >= end:
             raise _cut_short()
         is_null = data[position] == 0xFF
-        return position + 1 if is_null else walk_entity(data, position + 1, end)
+        return position + 1 if is_null else walk_entity(data, position + 1, end, patches)
 
     return walk
 
 
 def _tags_walk(known: dict[int, Walk]) -> Walk:
-    def walk(data: memoryview, position: int, end: int) -> int:
+    def walk(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
         if position < end and data[position] == 0:
             return position + 1
+        start = position
         count, position = read_uvarint(data, position, end)
+        kept: list[tuple[int, int]] = []
         for _ in range(count):
+            tag_at = position
             tag, position = read_uvarint(data, position, end)
             size, position = read_uvarint(data, position, end)
             after = position + size
             if after > end:
                 raise _cut_short()
-            if tag in known and known[tag](data, position, after) != after:
-                raise MalformedFrame(f"tagged field {tag} does not fill its {size} bytes")
+            if tag in known:
+                inner: list[Patch] = []
+                if known[tag](data, position, after, inner) != after or inner:
+                    raise MalformedFrame(f"tagged field {tag} does not fill its {size} bytes as it should")
+                kept.append((tag_at, after))
             position = after
+        if len(kept) < count:
+            fields_kept = b"".join(bytes(data[first:last]) for first, last in kept)
+            patches.append((start, position, bytes((len(kept),)) + fields_kept))
         return position
 
     return walk
+
+
+def patched(data: memoryview, patches: list[Patch]) -> bytes:
+    """The message without what its schema does not know."""
+    parts: list[bytes | memoryview] = []
+    position = 0
+    for start, end, instead in patches:
+        parts += (data[position:start], instead)
+        position = end
+    return b"".join((*parts, data[position:]))
 
 
 def read_uvarint(data: memoryview, position: int, end: int) -> tuple[int, int]:
@@ -167,7 +188,7 @@ def read_uvarint(data: memoryview, position: int, end: int) -> tuple[int, int]:
     raise MalformedFrame("varint is cut short or too long")
 
 
-def _compact_bytes(data: memoryview, position: int, end: int) -> int:
+def _compact_bytes(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
     size, position = read_uvarint(data, position, end)
     position += max(size - 1, 0)
     if position > end:
@@ -176,7 +197,7 @@ def _compact_bytes(data: memoryview, position: int, end: int) -> int:
 
 
 def _legacy_bytes(length_bytes: int) -> Walk:
-    def walk(data: memoryview, position: int, end: int) -> int:
+    def walk(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
         if position + length_bytes > end:
             raise _cut_short()
         size = int.from_bytes(data[position : position + length_bytes], "big", signed=True)
@@ -188,18 +209,27 @@ def _legacy_bytes(length_bytes: int) -> Walk:
     return walk
 
 
+def _count_reader(flexible: bool, nullable: bool) -> CountReader:
+    read_count = _compact_count if flexible else _legacy_count
+
+    def read(data: memoryview, position: int, end: int) -> tuple[int, int]:
+        count, position = read_count(data, position, end)
+        if count < -1 or (count == -1 and not nullable):
+            raise MalformedFrame(f"array of {count} elements")
+        return max(count, 0), position
+
+    return read
+
+
 def _compact_count(data: memoryview, position: int, end: int) -> tuple[int, int]:
     count, position = read_uvarint(data, position, end)
-    return max(count - 1, 0), position
+    return count - 1, position
 
 
 def _legacy_count(data: memoryview, position: int, end: int) -> tuple[int, int]:
     if position + 4 > end:
         raise _cut_short()
-    count = int.from_bytes(data[position : position + 4], "big", signed=True)
-    if count < -1:
-        raise MalformedFrame(f"array of {count} elements")
-    return max(count, 0), position + 4
+    return int.from_bytes(data[position : position + 4], "big", signed=True), position + 4
 
 
 def _cut_short() -> MalformedFrame:

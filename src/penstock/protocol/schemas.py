@@ -11,7 +11,7 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 
-from penstock.protocol.bounds import bounds_check
+from penstock.protocol.bounds import Patch, bounds_check, patched
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.upgrade import upgrader
 
@@ -39,9 +39,11 @@ def request_decoder(api_key: int, version: int) -> Callable[[memoryview, int], A
     upgrade = upgrader(schema, load_request_schema(api_key, target_version))
 
     def decode(frame: memoryview, position: int) -> Any:
-        check(frame, position, len(frame))
+        patches: list[Patch] = []
+        check(frame, position, len(frame), patches)
+        message = patched(frame, patches) if patches else frame.toreadonly()
         try:
-            request, _ = read(frame.toreadonly(), position)
+            request, _ = read(message, position)
         except (SerialError, ValueError, OverflowError) as error:
             raise MalformedFrame(f"{schema.__name__} v{version}: {error}") from None
         return upgrade(request)

@@ -1,0 +1,153 @@
+"""`python -m tests.fuzz --frames N --seed S`: throw frames at a real node and see that it only ever says no.
+
+A process of its own, because the worst failure is one that takes the process with it. Prints one JSON line.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import resource
+import sys
+import tempfile
+from collections import Counter
+from typing import Any
+
+from tests.fuzz.messages import Requests
+
+from penstock.broker.connection import Connection
+from penstock.broker.node import Node
+from penstock.broker.settings import load_settings
+
+MEMORY_GROWTH_MAX_KB = 300 * 1024
+FRAMES_PER_CONNECTION = 20
+SETTINGS = {
+    "listeners": "PLAINTEXT://127.0.0.1:0",
+    "offsets.topic.num.partitions": "2",
+    "penstock.create.topics.partitions.max": "10",
+    "penstock.flush": "never",
+    "socket.request.max.bytes": "1048576",
+}
+
+
+class Wire:
+    """The transport of a connection whose peer is this program."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self.is_paused = False
+
+    def write(self, data: Any) -> None:
+        pass
+
+    def writelines(self, buffers: list[Any]) -> None:
+        pass
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        return ("127.0.0.1", 1)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def abort(self) -> None:
+        self.is_cut = True
+
+    close = abort
+
+
+async def throw(node: Node, requests: Requests, frames: int) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    chance = random.Random(requests.chance.random())
+    left = frames
+    while left > 0:
+        wire = Wire()
+        connection = Connection(node.server, "PLAINTEXT")
+        connection.connection_made(wire)  # type: ignore[arg-type]
+        for _ in range(min(FRAMES_PER_CONNECTION, left)):
+            left -= 1
+            feed(connection, requests.frame(), chance, wire)
+            if wire.is_cut:
+                seen["refused"] += 1
+                break
+        seen["connections"] += 1
+        await asyncio.sleep(0)
+        connection.connection_lost(None)
+    seen["frames"] = frames
+    return seen
+
+
+def feed(connection: Connection, frame: bytes, chance: random.Random, wire: Wire) -> None:
+    """In pieces, as a network would."""
+    position = 0
+    while position < len(frame) and not wire.is_cut and not wire.is_paused:
+        into = connection.get_buffer(-1)
+        size = min(len(into), len(frame) - position)
+        if chance.random() < 0.2:
+            size = chance.randint(1, size)
+        into[:size] = frame[position : position + size]
+        connection.buffer_updated(size)
+        position += size
+
+
+async def run(frames: int, seed: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(load_settings({**SETTINGS, "log.dirs": folder}, {}))
+        await node.start()
+        # Handlers, schemas and buffers are loaded by the first frames: growth is counted from there.
+        await throw(node, Requests(seed + 1), min(frames, 5_000))
+        before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        seen = await throw(node, Requests(seed), frames)
+        growth_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb
+        answers = await is_serving(node)
+        in_use = node.server.buffers.bytes_in_use
+        await node.stop()
+    return {
+        "seed": seed,
+        **seen,
+        "answered": sum(sum(histogram.counts) for histogram in node.metrics.requests.values()),
+        "malformed": node.metrics.malformed_frames,
+        "internal_errors": node.metrics.internal_errors,
+        "memory_growth_kb": growth_kb,
+        "buffer_bytes_in_use": in_use,
+        "still_serving": answers,
+    }
+
+
+async def is_serving(node: Node) -> bool:
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.listeners[0].port)
+    writer.write(b"\x00\x00\x00\x0a\x00\x12\x00\x00\x00\x00\x00\x07\xff\xff")
+    reply = await asyncio.wait_for(reader.readexactly(8), 10)
+    writer.close()
+    return reply[4:] == b"\x00\x00\x00\x07"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--frames", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    given = parser.parse_args()
+    print(f"seed {given.seed}", file=sys.stderr, flush=True)
+    logging.basicConfig(level=logging.ERROR)
+    from penstock.broker.node import new_event_loop
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        result = runner.run(run(given.frames, given.seed))
+    print(json.dumps(result))
+    good = (
+        result["still_serving"]
+        and result["internal_errors"] == 0
+        and result["buffer_bytes_in_use"] == 0
+        and result["memory_growth_kb"] < MEMORY_GROWTH_MAX_KB
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
