@@ -32,7 +32,7 @@ def test_the_walk_and_kio_agree_where_every_message_ends(key: int) -> None:
         for _ in range(20):
             message = memoryview(requests._body(key, version))
             assert bounds_check(schema)(message, 0, len(message), []) == len(message)
-            for cut in {0, 1, len(message) // 2, len(message) - 1} - {len(message)}:
+            for cut in {0, 1, len(message) // 2, len(message) - 1} & set(range(len(message))):
                 with pytest.raises(MalformedFrame):
                     bounds_check(schema)(message[:cut], 0, cut, [])
 
@@ -60,7 +60,8 @@ def test_a_null_array_is_refused_where_the_schema_has_none() -> None:
 
 
 def test_tagged_fields_of_newer_clients_are_passed_over() -> None:
-    request = MetadataRequest(topics=(MetadataRequestTopic(topic_id=None, name="orders"),))
+    topics = (MetadataRequestTopic(topic_id=None, name="orders"),)
+    request = MetadataRequest(topics=topics, include_topic_authorized_operations=False)
     plain = written(request)
     # Both the topic and the request end in an empty section of tagged fields: fill them.
     unknown = b"\x01\x63\x05hello"
