@@ -177,6 +177,13 @@ def test_a_line_that_does_not_fit_is_named_and_what_came_before_is_kept(penstock
     assert penstock("consume", topic, "-e", "-f", "hex")[0] == "00\n"
 
 
+def test_records_that_are_refused_say_why(penstock: Any, new_topic: Callable[..., str]) -> None:
+    compacted, small = new_topic(**{"cleanup.policy": "compact"}), new_topic(**{"max.message.bytes": "500"})
+    assert "a compacted topic wants a key" in penstock("produce", compacted, "v", code=1)[1]
+    assert "size too large" in penstock("produce", small, given="x" * 2_000_000, code=1)[1]
+    assert f"topic {small} has no such partition" in penstock("produce", small, "v", "-p", "9", code=1)[1]
+
+
 def test_reading_starts_where_one_says(penstock: Any, new_topic: Callable[..., str]) -> None:
     topic = new_topic(**{"retention.ms": "-1"})
     lines = "".join(json.dumps({"value": str(n), "timestamp": 1000 + n}) + "\n" for n in range(5))
@@ -342,8 +349,10 @@ def test_serve_greets_newcomers_with_commands_that_work(tmp_path: Path) -> None:
     try:
         assert broker.stdout is not None
         lines: list[str] = []
-        while "bootstrap.servers" not in (lines[-1] if lines else ""):
-            lines.append(broker.stdout.readline())
+        for line in broker.stdout:
+            lines.append(line)
+            if "bootstrap.servers" in line:
+                break
         assert lines[0].startswith("listening on PLAINTEXT://localhost:")
         address = lines[-1].strip().rpartition("=")[2]
         tries = [line.strip() for line in lines if f"PENSTOCK_BOOTSTRAP={address}" in line]

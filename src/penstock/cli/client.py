@@ -131,19 +131,26 @@ def explain(error: Any, bootstrap: str, subject: str = "") -> Failure:
     from confluent_kafka import KafkaError
 
     cause = error if isinstance(error, KafkaError) else error.args[0]
+    what = subject or "this"
     match cause.code():
         case (
             KafkaError._ALL_BROKERS_DOWN | KafkaError._TRANSPORT | KafkaError._TIMED_OUT | KafkaError._RESOLVE
         ):
             return _no_answer(bootstrap)
-        case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC | KafkaError._UNKNOWN_PARTITION:
+        case KafkaError._MSG_TIMED_OUT:
+            return Failure(f"{what}: the broker did not take it in time")
+        case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC:
+            return Failure(f"{what} does not exist", hint="penstock topic list shows what does")
+        case KafkaError._UNKNOWN_PARTITION:
+            return Failure(f"{what} has no such partition", hint="penstock topic describe shows what it has")
+        case KafkaError.INVALID_RECORD:
             return Failure(
-                f"{subject or 'the topic'} does not exist", hint="penstock topic list shows what does"
+                f"{what}: the broker refused the record", hint="a compacted topic wants a key in each"
             )
         case KafkaError.GROUP_ID_NOT_FOUND:
-            return Failure(f"group {subject} does not exist", hint="penstock group list shows what does")
+            return Failure(f"group {what} does not exist", hint="penstock group list shows what does")
         case KafkaError.NON_EMPTY_GROUP:
-            return Failure(f"group {subject} has members", hint="stop its consumers first")
+            return Failure(f"group {what} has members", hint="stop its consumers first")
         case _:
             text = f"{subject}: {cause.str()}" if subject else cause.str()
             return Failure(text, kafka_code=cause.code())

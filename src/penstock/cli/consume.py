@@ -24,59 +24,66 @@ READER = (
 )
 
 
+Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", show_default=False)]
+Start = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="WHERE",
+        help="beginning, end, an offset, -N for the last N of each partition, or a time: "
+        "2025-01-31T12:00, @MILLISECONDS, or an age such as 15m.",
+    ),
+]
+Group = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        "-g",
+        metavar="GROUP",
+        help="Read as a member of this group: go on where it is, commit what is printed.",
+    ),
+]
+Partitions = Annotated[
+    list[int] | None, typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; repeatable.")
+]
+MaxMessages = Annotated[
+    int | None, typer.Option("--max-messages", "-n", metavar="N", min=1, help="Stop after so many.")
+]
+ExitAtEnd = Annotated[bool, typer.Option("--exit-at-end", "-e", help="Stop at the end of the topics.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Stop when nothing came for so long."),
+]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        "-f",
+        metavar="FORMAT",
+        help=f"{', '.join(FORMATS)}, or a template of {{{'}, {'.join(FIELDS)}}}.",
+    ),
+]
+Keys = Annotated[bool, typer.Option("--keys", help="Print the key and a tab before the value.")]
+WithHeaders = Annotated[bool, typer.Option("--headers", help="Print the headers and a tab before that.")]
+Uncommitted = Annotated[
+    bool, typer.Option("--uncommitted", help="Print what open or aborted transactions wrote too.")
+]
+JsonLines = Annotated[bool, typer.Option("--json", help="Same as --format json: one JSON object per line.")]
+
+
 def consume(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", show_default=False)],
-    start: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="WHERE",
-            help="beginning, end, an offset, -N for the last N of each partition, or a time: "
-            "2025-01-31T12:00, @MILLISECONDS, or an age such as 15m.",
-        ),
-    ] = "beginning",
-    group: Annotated[
-        str | None,
-        typer.Option(
-            "--group",
-            "-g",
-            metavar="GROUP",
-            help="Read as a member of this group: go on where it is, commit what is printed.",
-        ),
-    ] = None,
-    partitions: Annotated[
-        list[int] | None,
-        typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; repeatable."),
-    ] = None,
-    max_messages: Annotated[
-        int | None, typer.Option("--max-messages", "-n", metavar="N", min=1, help="Stop after so many.")
-    ] = None,
-    exit_at_end: Annotated[
-        bool, typer.Option("--exit-at-end", "-e", help="Stop at the end of the topics.")
-    ] = False,
-    timeout_s: Annotated[
-        float | None,
-        typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Stop when nothing came for so long."),
-    ] = None,
-    format_name: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            "-f",
-            metavar="FORMAT",
-            help=f"{', '.join(FORMATS)}, or a template of {{{'}, {'.join(FIELDS)}}}.",
-        ),
-    ] = "text",
-    keys: Annotated[bool, typer.Option("--keys", help="Print the key and a tab before the value.")] = False,
-    headers: Annotated[
-        bool, typer.Option("--headers", help="Print the headers and a tab before that.")
-    ] = False,
-    uncommitted: Annotated[
-        bool, typer.Option("--uncommitted", help="Print what open or aborted transactions wrote too.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Same as --format json: one JSON object per line.")
-    ] = False,
+    topics: Topics,
+    start: Start = "beginning",
+    group: Group = None,
+    partitions: Partitions = None,
+    max_messages: MaxMessages = None,
+    exit_at_end: ExitAtEnd = False,
+    timeout_s: Timeout = None,
+    format_name: Format = "text",
+    keys: Keys = False,
+    headers: WithHeaders = False,
+    uncommitted: Uncommitted = False,
+    as_json: JsonLines = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Print records, one per line, until interrupted."""

@@ -17,6 +17,7 @@ from penstock.cli.output import note, plural
 from penstock.cli.records import FORMATS, Outgoing, line_reader
 
 UNKNOWN_TOPIC_TIMEOUT_MS = 5000
+RECORD_BYTES_MAX = 100_000_000  # the library's own bound; what is too large is for the topic to say
 PROGRESS_EVERY_LINES = 1000
 
 
@@ -34,47 +35,53 @@ class Codec(StrEnum):
     ZSTD = "zstd"
 
 
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+Values = Annotated[
+    list[str] | None, typer.Argument(metavar="VALUE", help="Records; standard input if not given.")
+]
+Key = Annotated[str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of every record.")]
+KeySeparator = Annotated[
+    str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Each line is KEY TEXT VALUE.")
+]
+HeaderPairs = Annotated[
+    list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header of every record.")
+]
+Format = Annotated[
+    str,
+    typer.Option("--format", "-f", metavar="FORMAT", help=f"How lines are written: {', '.join(FORMATS)}."),
+]
+File = Annotated[
+    str | None,
+    typer.Option("--file", "-F", metavar="PATH", help="Read lines from here; - is standard input."),
+]
+Partition = Annotated[
+    int | None,
+    typer.Option("--partition", "-p", metavar="N", min=0, help="Send all to this one; else the key decides."),
+]
+AcksOption = Annotated[Acks, typer.Option("--acks", help="Who must have a record before it counts as sent.")]
+Compression = Annotated[Codec, typer.Option("--compression", "-z", help="How batches are compressed.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Give a record up after this.")
+]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="Print partition and offset of each record, as JSON lines.")
+]
+
+
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
-    values: Annotated[
-        list[str] | None, typer.Argument(metavar="VALUE", help="Records; standard input if not given.")
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of every record.")
-    ] = None,
-    key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Each line is KEY TEXT VALUE.")
-    ] = None,
-    headers: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header of every record.")
-    ] = None,
-    format_name: Annotated[
-        str,
-        typer.Option(
-            "--format", "-f", metavar="FORMAT", help=f"How lines are written: {', '.join(FORMATS)}."
-        ),
-    ] = "text",
-    file: Annotated[
-        str | None,
-        typer.Option("--file", "-F", metavar="PATH", help="Read lines from here; - is standard input."),
-    ] = None,
-    partition: Annotated[
-        int | None,
-        typer.Option(
-            "--partition", "-p", metavar="N", min=0, help="Send all to this one; else the key decides."
-        ),
-    ] = None,
-    acks: Annotated[
-        Acks, typer.Option("--acks", help="Who must have a record before it counts as sent.")
-    ] = Acks.ALL,
-    compression: Annotated[Codec, typer.Option("--compression", "-z")] = Codec.NONE,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Give a record up after this.")
-    ] = 30.0,
+    topic: Topic,
+    values: Values = None,
+    key: Key = None,
+    key_separator: KeySeparator = None,
+    headers: HeaderPairs = None,
+    format_name: Format = "text",
+    file: File = None,
+    partition: Partition = None,
+    acks: AcksOption = Acks.ALL,
+    compression: Compression = Codec.NONE,
+    timeout_s: Timeout = 30.0,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print partition and offset of each record, as JSON lines.")
-    ] = False,
+    as_json: JsonLines = False,
 ) -> None:
     """Publish records: the values given, or each line of a file or of standard input.
 
@@ -100,6 +107,7 @@ def produce(
         message_timeout_ms=int(timeout_s * 1000),
         topic_metadata_propagation_max_ms=min(UNKNOWN_TOPIC_TIMEOUT_MS, int(timeout_s * 1000)),
         linger_ms=5,
+        message_max_bytes=RECORD_BYTES_MAX,
     )
     sent = Sent(topic, bootstrap, as_json)
     with _lines(values, file) as lines:
