@@ -1,0 +1,42 @@
+"""A worker of a group with asyncio: `python examples/asyncio_worker.py [HOST:PORT]` does five jobs and ends.
+
+Each job is committed after it is done, so that a crash repeats at most the job at hand: at-least-once.
+"""
+
+import asyncio
+import json
+import sys
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+JOBS = 5
+
+
+async def publish_jobs(bootstrap: str) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True) as producer:
+        for number in range(JOBS):
+            await producer.send_and_wait("jobs", json.dumps({"job": number}).encode())
+
+
+async def work(bootstrap: str) -> None:
+    consumer = AIOKafkaConsumer(
+        "jobs",
+        bootstrap_servers=bootstrap,
+        group_id="workers",
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+    )
+    async with consumer:
+        for _ in range(JOBS):
+            message = await consumer.getone()
+            print(f"done: job {json.loads(message.value)['job']}")
+            await consumer.commit()
+
+
+async def main(bootstrap: str) -> None:
+    await publish_jobs(bootstrap)
+    await work(bootstrap)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "localhost:9092"))

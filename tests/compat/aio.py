@@ -1,0 +1,90 @@
+"""aiokafka behind the few verbs that the tests share; `publish` and `read` also work outside of a loop."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from tests.compat.message import Message, Received
+
+TIMEOUT_S = 20.0
+UNACKNOWLEDGED = -1
+
+
+def publish(
+    bootstrap: str, topic: str, messages: Iterable[Message], codec: str = "none", **settings: Any
+) -> list[int]:
+    return asyncio.run(publish_async(bootstrap, topic, messages, codec, **settings))
+
+
+def read(bootstrap: str, topic: str, count: int, *, partitions: int = 1, **settings: Any) -> list[Received]:
+    async def read_async() -> list[Received]:
+        async with consuming(bootstrap, **settings) as client:
+            client.assign([TopicPartition(topic, index) for index in range(partitions)])
+            return await take(client, count)
+
+    return asyncio.run(read_async())
+
+
+@contextlib.asynccontextmanager
+async def producing(bootstrap: str, **settings: Any) -> AsyncIterator[AIOKafkaProducer]:
+    client = AIOKafkaProducer(bootstrap_servers=bootstrap, **({"linger_ms": 5} | settings))
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.stop()
+
+
+@contextlib.asynccontextmanager
+async def consuming(bootstrap: str, *topics: str, **settings: Any) -> AsyncIterator[AIOKafkaConsumer]:
+    defaults = {"auto_offset_reset": "earliest", "fetch_max_wait_ms": 100, "enable_auto_commit": False}
+    client = AIOKafkaConsumer(*topics, bootstrap_servers=bootstrap, **(defaults | settings))
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.stop()
+
+
+async def publish_async(
+    bootstrap: str, topic: str, messages: Iterable[Message], codec: str = "none", **settings: Any
+) -> list[int]:
+    compression = None if codec == "none" else codec
+    async with producing(bootstrap, compression_type=compression, **settings) as client:
+        sent = [await _send(client, topic, message) for message in messages]
+        stored = await asyncio.wait_for(asyncio.gather(*sent), TIMEOUT_S)
+        return [UNACKNOWLEDGED if each is None else each.offset for each in stored]
+
+
+async def _send(client: AIOKafkaProducer, topic: str, message: Message) -> Any:
+    return await client.send(
+        topic,
+        value=message.value,
+        key=message.key,
+        headers=list(message.headers),
+        partition=message.partition,
+        timestamp_ms=message.timestamp_ms,
+    )
+
+
+async def take(client: AIOKafkaConsumer, count: int, within_s: float = TIMEOUT_S) -> list[Received]:
+    received: list[Received] = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while len(received) < count:
+                received.append(_received(await client.getone()))
+    assert len(received) == count, f"got {len(received)} of {count} messages: {received[:5]} ..."
+    return received
+
+
+def _received(record: Any) -> Received:
+    common = Message(
+        value=record.value,
+        key=record.key,
+        headers=tuple(record.headers),
+        timestamp_ms=record.timestamp,
+        partition=record.partition,
+    )
+    return Received(common, record.offset)

@@ -1,0 +1,71 @@
+"""kafka-python behind the few verbs that the tests share."""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from tests.compat.message import Message, Received
+
+TIMEOUT_S = 20.0
+
+
+def publish(
+    bootstrap: str, topic: str, messages: Iterable[Message], codec: str = "none", **settings: Any
+) -> list[int]:
+    defaults = {"linger_ms": 5, "compression_type": None if codec == "none" else codec}
+    with KafkaProducer(bootstrap_servers=bootstrap, **(defaults | settings)) as client:
+        sent = [_send(client, topic, message) for message in messages]
+        return [future.get(TIMEOUT_S).offset for future in sent]
+
+
+def _send(client: KafkaProducer, topic: str, message: Message) -> Any:
+    return client.send(
+        topic,
+        value=message.value,
+        key=message.key,
+        headers=list(message.headers),
+        partition=message.partition,
+        timestamp_ms=message.timestamp_ms,
+    )
+
+
+def consumer(bootstrap: str, *topics: str, **settings: Any) -> KafkaConsumer:
+    """A consumer that knows its topics before it joins: leading a group without, this client assigns nothing."""
+    defaults = {"auto_offset_reset": "earliest", "fetch_max_wait_ms": 100, "enable_auto_commit": False}
+    client = KafkaConsumer(bootstrap_servers=bootstrap, **(defaults | settings))
+    for topic in topics:
+        client.partitions_for_topic(topic)
+    if topics:
+        client.subscribe(topics)
+    return client
+
+
+def read(bootstrap: str, topic: str, count: int, *, partitions: int = 1, **settings: Any) -> list[Received]:
+    client = consumer(bootstrap, **settings)
+    try:
+        client.assign([TopicPartition(topic, index) for index in range(partitions)])
+        return take(client, count)
+    finally:
+        client.close()
+
+
+def take(client: KafkaConsumer, count: int, within_s: float = TIMEOUT_S) -> list[Received]:
+    received: list[Received] = []
+    deadline = time.monotonic() + within_s
+    while len(received) < count and time.monotonic() < deadline:
+        for records in client.poll(timeout_ms=200, max_records=count - len(received)).values():
+            received.extend(map(_received, records))
+    assert len(received) == count, f"got {len(received)} of {count} messages: {received[:5]} ..."
+    return received
+
+
+def _received(record: Any) -> Received:
+    common = Message(
+        value=record.value,
+        key=record.key,
+        headers=tuple(record.headers),
+        timestamp_ms=record.timestamp,
+        partition=record.partition,
+    )
+    return Received(common, record.offset)

@@ -1,0 +1,55 @@
+"""Fixtures that every test may use: a broker to talk to, and names that no other test has."""
+
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.brokers import BrokerProcess, RunningBroker, external_bootstrap
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess | RunningBroker]:
+    """One broker for all tests that do not stop it."""
+    if address := external_bootstrap():
+        yield RunningBroker(bootstrap_servers=address)
+        return
+    process = BrokerProcess(tmp_path_factory.mktemp("broker") / "data").start()
+    yield process
+    assert process.stop() == 0, f"the broker did not end cleanly:\n{''.join(process.output)}"
+
+
+@pytest.fixture
+def tuned_broker(broker: BrokerProcess | RunningBroker) -> BrokerProcess:
+    """The shared broker, for tests that rely on the settings that the suite gives it."""
+    if not isinstance(broker, BrokerProcess):
+        pytest.skip("needs a broker with the settings of the suite; PENSTOCK_TEST_BOOTSTRAP names another")
+    return broker
+
+
+@pytest.fixture
+def fresh_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker of one's own, to stop, kill and restart."""
+    if external_bootstrap():
+        pytest.skip("needs to restart the broker; PENSTOCK_TEST_BOOTSTRAP names one that is not ours to stop")
+    process = BrokerProcess(tmp_path / "data").start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def bootstrap(broker: BrokerProcess | RunningBroker) -> str:
+    return broker.bootstrap_servers
+
+
+@pytest.fixture
+def unique(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Names that say which test they belong to and collide with nothing, even when suites run side by side."""
+    test = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:80]
+    return lambda prefix: f"{prefix}-{test}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def group(unique: Callable[[str], str]) -> str:
+    return unique("group")
