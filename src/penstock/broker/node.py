@@ -83,10 +83,10 @@ class Feature(NamedTuple):
     level: int = 0
 
 
-#: metadata.version 7 is the first with the record formats that are in use here; the others promise
+#: metadata.version 23 (Kafka 4.0-IV1) is the one whose record formats are written here. The others promise
 #: transactions that bump epochs, the server-side consumer protocol and share groups.
 SUPPORTED_FEATURES: Final = (
-    Feature("metadata.version", 7, 7),
+    Feature("metadata.version", 23, 23),
     Feature("transaction.version", 0, 0),
     Feature("group.version", 0, 0),
     Feature("share.version", 0, 0),
