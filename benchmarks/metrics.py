@@ -42,6 +42,7 @@ METRICS: dict[str, Metric] = {
         _less("end_to_end_p50_ms", "end-to-end p50 ms"),
         _less("end_to_end_p99_ms", "end-to-end p99 ms"),
         _less("start_to_ack_s", "exec to first ack s", 3),
+        _less("start_cpu_s", "CPU-s until then"),
         _less("idle_rss_mb", "idle RSS MB", 1),
         _less("idle_pss_mb", "idle PSS MB", 1),
     )
