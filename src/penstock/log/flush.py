@@ -1,5 +1,7 @@
 """Making a log durable in three steps: begin on the loop, run in a thread, done on the loop."""
 
+import errno
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -20,6 +22,9 @@ from penstock.log.tail import SharedFile
 #: Rolled segments that wait for a flush keep their write descriptor, which is the one that reports a failed
 #: write-back for sure; beyond this many they are reopened.
 HELD_FILES_MAX: Final = 32
+
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_logger = logging.getLogger("penstock.log")
 
 
 class Rolled(NamedTuple):
@@ -45,9 +50,12 @@ class FlushGate:
             self.generation += 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class FlushTicket:
-    """`run` blocks and belongs in a thread. An OSError from it must end the process: never run it again."""
+    """`run` blocks and belongs in a thread. An OSError from it must end the process: never run it again.
+
+    What recovery could find out by itself (indexes, snapshots, epochs) may wait while the disk is full.
+    """
 
     upto: LogPosition
     generation: int
@@ -57,6 +65,7 @@ class FlushTicket:
     rolled: tuple[Rolled, ...]
     epoch_entries: list[tuple[int, int]] | None
     names_changed: bool
+    complete: bool = False
 
     def run(self) -> None:
         with self.gate.lock:
@@ -66,10 +75,22 @@ class FlushTicket:
     def sync(self) -> None:
         for item in self.rolled:
             _sync_rolled(item)
-            item.snapshot.write(self.directory)
         os.fdatasync(self.tail.fd)
+        try:
+            self._write_notes()
+            self.complete = True
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            _logger.warning("no space to flush", extra={"log": str(self.directory), "reason": str(error)})
         if self.names_changed:
             sync_directory(self.directory)
+
+    def _write_notes(self) -> None:
+        for item in self.rolled:
+            if not item.segment.is_deleted:
+                write_indexes(item.segment)
+                item.snapshot.write(self.directory)
         if self.epoch_entries is not None:
             epochs.write(self.directory / EPOCH_CHECKPOINT, self.epoch_entries)
 
@@ -90,10 +111,11 @@ class FlushTicket:
 class FlushState:
     """What of a log is not durable yet. Appending belongs to the loop; compaction lets go in its thread."""
 
-    __slots__ = ("_held", "_lock", "_ticket", "gate", "names_changed", "synced")
+    __slots__ = ("_held", "_lock", "_ticket", "gate", "names_changed", "recovery_point", "synced")
 
     def __init__(self, synced: LogPosition) -> None:
         self.synced = synced
+        self.recovery_point = synced.offset
         self.names_changed = False
         self.gate = FlushGate()
         self._held: list[Rolled] = []
@@ -140,11 +162,13 @@ class FlushState:
         flushed = [item.segment for item in ticket.rolled]
         with self._lock:
             ticket.release_files()
-        self.let_go(flushed)
-        if ticket.generation != self.gate.generation:
+        if ticket.generation == self.gate.generation:
+            self.synced = ticket.upto
+        if not ticket.complete:
             epoch_cache.dirty = self.names_changed = True
             return []
-        self.synced = ticket.upto
+        self.recovery_point = self.synced.offset
+        self.let_go(flushed)
         return [segment for segment in flushed if not segment.is_deleted]
 
     def let_go(self, segments: Sequence[Segment]) -> None:
@@ -160,6 +184,7 @@ class FlushState:
         self.let_go([item.segment for item in self._held if item.segment.base_offset >= end.segment_base])
         if self.synced.offset > end.offset:
             self.synced = end
+        self.recovery_point = min(self.recovery_point, end.offset)
         self.names_changed = True
 
     def stop(self) -> None:
@@ -179,8 +204,6 @@ def _sync_rolled(item: Rolled) -> None:
         os.fdatasync(item.file.fd)
     else:
         _sync_closed(item.segment)
-    if not item.segment.is_deleted:
-        write_indexes(item.segment)
 
 
 def _sync_closed(segment: Segment) -> None:

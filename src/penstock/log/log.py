@@ -3,6 +3,7 @@
 import struct
 import threading
 from collections.abc import Sequence
+from errno import ENOSPC
 from itertools import takewhile
 from pathlib import Path
 from typing import Final, Self
@@ -101,6 +102,11 @@ class Log:
     @property
     def synced(self) -> LogPosition:
         return self._flush.synced
+
+    @property
+    def recovery_point(self) -> int:
+        """Below this offset a crash leaves nothing to find out: data, indexes and notes are all durable."""
+        return self._flush.recovery_point
 
     @property
     def needs_flush(self) -> bool:
@@ -434,14 +440,21 @@ class Log:
 
     def close(self) -> None:
         """Blocking: make everything durable and leave what a clean start needs. Raises OSError."""
+        try:
+            self._finish()
+        finally:
+            self._close_files()
+
+    def _finish(self) -> None:
         self._flush.stop()
         self.epochs.dirty = self._flush.names_changed = True
         ticket = self._begin_flush()
         ticket.sync()
         self.flush_done(ticket)
+        if not ticket.complete:
+            raise OSError(ENOSPC, f"no space to close {self.directory}")
         write_indexes(self._tail.segment)
         snapshots.take(self.producers, self.end.offset).write(self.directory)
-        self._close_files()
 
     def abandon(self) -> None:
         """Let go of the files as they are; the next start has to recover."""

@@ -60,8 +60,14 @@ def write_indexes(segment: Segment) -> None:
     segment.finish_indexing()
     offsets, times = segment.loaded_indexes
     index_path, time_path = segment.index_files
-    write_synced(index_path, offsets.encode())
-    write_synced(time_path, times.encode())
+    try:
+        write_synced(index_path, offsets.encode())
+        write_synced(time_path, times.encode())
+    except OSError:
+        # The first half of an index could pass for a whole one.
+        index_path.unlink(missing_ok=True)
+        time_path.unlink(missing_ok=True)
+        raise
 
 
 def rebuild(

@@ -214,7 +214,7 @@ class LogStore:
     def checkpoint(self, high_watermarks: Mapping[PartitionKey, int] | None = None) -> None:
         """Write down how far each log is synced and where it starts, and the high watermarks if given."""
         with self._lock:
-            self._recovery_points.update({key: log.synced.offset for key, log in self.logs.items()})
+            self._recovery_points.update({key: log.recovery_point for key, log in self.logs.items()})
             self._start_offsets.update({key: log.start_offset for key, log in self.logs.items()})
             write_offsets(self.directory / RECOVERY_POINTS, self._recovery_points)
             write_offsets(self.directory / START_OFFSETS, self._start_offsets)

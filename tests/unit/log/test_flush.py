@@ -95,6 +95,54 @@ def test_an_error_from_fsync_is_not_caught(tmp_path, monkeypatch):
     assert log.synced.offset == 0
 
 
+@pytest.mark.parametrize("writer", ["penstock.log.flush.write_indexes", "penstock.log.flush.epochs.write"])
+def test_a_full_disk_keeps_notes_from_being_written_but_not_data_from_being_durable(
+    tmp_path, monkeypatch, writer
+):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 10)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, full)
+        flush(log)
+        assert (log.synced, log.recovery_point) == (log.end, 0)
+        assert log.needs_flush
+    flush(log)
+    assert (log.recovery_point, log.needs_flush) == (log.end_offset, False)
+    assert (log.directory / "leader-epoch-checkpoint").exists()
+
+
+def test_half_an_index_is_not_left_behind(tmp_path, monkeypatch):
+    log = open_log(tmp_path / "t-0", LogConfig(segment_bytes=400, index_interval_bytes=0))
+    fill(log, 10)
+
+    def half(path, data):
+        path.write_bytes(data[: len(data) // 16 * 8])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.log.lookup.write_synced", half)
+        flush(log)
+    assert not list(files_in(log.directory, "index"))
+
+
+def test_a_log_that_cannot_be_closed_cleanly_says_so(tmp_path, monkeypatch):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 10)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    descriptors = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr("penstock.log.flush.write_indexes", full)
+    with pytest.raises(OSError, match="no space"):
+        log.close()
+    assert len(os.listdir("/proc/self/fd")) < descriptors
+
+
 def test_one_flush_at_a_time(tmp_path):
     log = open_log(tmp_path / "t-0")
     fill(log, 1)

@@ -67,14 +67,14 @@ def test_truncation_forgets_what_is_beyond():
 def test_entries_are_made_as_kafka_makes_them(tmp_path):
     """One each time more than the interval has been written since the last; of the batch that comes then."""
     size = len(batch_of(bytes(100)))
-    log = open_log(tmp_path / "t-0", LogConfig(index_interval_bytes=size * 2 - 1, segment_bytes=size * 9))
+    log = open_log(tmp_path / "t-0", LogConfig(index_interval_bytes=size * 2, segment_bytes=size * 9))
     for number in range(10):
         append(log, bytes(100), timestamp=NOW_MS + number)
     flush(log)
     index = (tmp_path / "t-0" / "00000000000000000000.index").read_bytes()
     times = (tmp_path / "t-0" / "00000000000000000000.timeindex").read_bytes()
-    assert list(struct.iter_unpack(">ii", index)) == [(n, n * size) for n in (2, 4, 6, 8)]
-    assert list(struct.iter_unpack(">qi", times)) == [(NOW_MS + n, n) for n in (2, 4, 6, 8)]
+    assert list(struct.iter_unpack(">ii", index)) == [(n, n * size) for n in (3, 6)]
+    assert list(struct.iter_unpack(">qi", times)) == [(NOW_MS + n, n) for n in (3, 6, 8)]
 
 
 def test_the_time_index_of_a_closed_segment_ends_with_its_largest_timestamp(tmp_path):

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from tests.unit.log.helpers import NOW_MS, files_in, fill, flush, open_log, read_batches
 
+from penstock.log import leftovers, lookup
 from penstock.log.config import LogConfig
 from penstock.log.files import FilePool
 from penstock.log.log import SegmentsChanged
@@ -70,6 +71,43 @@ def test_a_reader_of_the_old_segment_is_not_disturbed(log):
     assert os.pread(file.fd, len(before.data), 0) == before.data
     log.files.unpin(file)
     assert log.read(1, 200, log.end).data != before.data
+
+
+def test_an_index_read_while_its_segment_is_replaced_is_not_taken_for_its_own(tmp_path, monkeypatch):
+    """By the time the file is read its name may be the new segment's."""
+    config = LogConfig(segment_bytes=4000, index_interval_bytes=200)
+    log = open_log(tmp_path / "t-0", config)
+    fill(log, 40)
+    log.close()
+    log = open_log(tmp_path / "t-0", config, clean=True)
+    old = log.segments[0]
+    new = rewritten(log, [old], even)
+    content = lookup._content
+
+    def replaced_first(path):
+        monkeypatch.setattr(lookup, "_content", content)
+        log.replace_segments([old], [new])
+        return content(path)
+
+    monkeypatch.setattr(lookup, "_content", replaced_first)
+    index = lookup.offset_index(old, log.files)
+    with open(old.path, "rb") as file:
+        starts = {position: header.last_offset for position, header in walk(file.fileno(), 0, old.size)}
+    assert all(starts.get(at) == offset for offset, at in zip(index.offsets, index.positions, strict=True))
+
+
+def test_names_change_hands_only_while_no_flush_is_writing_indexes(log, monkeypatch):
+    old = log.segments[0]
+    held = []
+    finish = leftovers.finish_swap
+
+    def finish_swap(*args):
+        held.append(log._flush.gate.lock.locked())
+        return finish(*args)
+
+    monkeypatch.setattr(leftovers, "finish_swap", finish_swap)
+    log.replace_segments([old], [rewritten(log, [old], even)])
+    assert held == [True]
 
 
 def test_segments_that_have_gone_are_not_replaced(log):
