@@ -20,7 +20,8 @@ from penstock.protocol.records import Record, decode_records, encode_batch, iter
 
 logger = logging.getLogger("penstock.coordinator")
 
-_LOAD_CHUNK_BYTES: Final = 1 << 20
+#: Small, because replaying it holds up the loop for some milliseconds.
+_LOAD_CHUNK_BYTES: Final = 1 << 16
 #: Our own batches are not compressed; this bounds what a foreign one may become.
 _DECODED_BYTES_MAX: Final = 1 << 30
 #: A request that finds its shard loading waits this long before it is sent away to try again.
