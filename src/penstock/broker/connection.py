@@ -127,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         if needed == 4:  # only now is the frame's size known
             self._consume(view, 4)
         else:
-            self._handle(view[4:needed])
+            self.handle(view[4:needed])
         self.server.buffers.give_back(partial)
 
     def _consume(self, data: memoryview, end: int) -> None:
@@ -155,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._muted:
                 self._keep_for_later(data[position:end])
                 return
-            self._handle(data[position + 4 : after])
+            self.handle(data[position + 4 : after])
             if self._closing:
                 return
             position = after
@@ -181,7 +181,7 @@ class Connection(asyncio.BufferedProtocol):
             self, f"frame of {size} bytes; socket.request.max.bytes is {self.server.frame_bytes_max}"
         )
 
-    def _handle(self, frame: memoryview) -> None:
+    def handle(self, frame: memoryview) -> None:
         try:
             self.server.dispatch(self, frame)
         except MalformedFrame as error:

@@ -33,22 +33,29 @@ def request_is_flexible(api_key: int, version: int) -> bool:
 @cache
 def request_decoder(api_key: int, version: int) -> Callable[[memoryview, int], Any]:
     """Bytes of any version -> the newest version's request. Raises MalformedFrame."""
-    schema = load_request_schema(api_key, version)
-    check, read = bounds_check(schema), entity_reader(schema)
+    read = request_reader(api_key, version)
     target_version = version if api_key in _READ_AS_SENT else newest_version(api_key)
-    upgrade = upgrader(schema, load_request_schema(api_key, target_version))
+    upgrade = upgrader(load_request_schema(api_key, version), load_request_schema(api_key, target_version))
+    return lambda frame, position: upgrade(read(frame, position))
 
-    def decode(frame: memoryview, position: int) -> Any:
+
+@cache
+def request_reader(api_key: int, version: int) -> Callable[[memoryview, int], Any]:
+    """Bytes of one version -> that version's own request. Raises MalformedFrame."""
+    schema = load_request_schema(api_key, version)
+    check, read_entity = bounds_check(schema), entity_reader(schema)
+
+    def read(frame: memoryview, position: int) -> Any:
         patches: list[Patch] = []
         check(frame, position, len(frame), patches)
         message = patched(frame, patches) if patches else frame.toreadonly()
         try:
-            request, _ = read(message, position)
+            request, _ = read_entity(message, position)
         except (SerialError, ValueError, OverflowError) as error:
             raise MalformedFrame(f"{schema.__name__} v{version}: {error}") from None
-        return upgrade(request)
+        return request
 
-    return decode
+    return read
 
 
 @cache

@@ -1,9 +1,12 @@
 """What users get for their own tests: an embedded broker, faults to inject into it, and a pytest plugin.
 
+    >>> from confluent_kafka import Producer
     >>> from penstock.testing import EmbeddedBroker
     >>> with EmbeddedBroker() as broker:
-    ...     broker.create_topic("orders", partitions=3)
-    ...     # any Kafka client connects to broker.bootstrap_servers
+    ...     topic = broker.create_topic("orders", partitions=3)
+    ...     producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+    ...     producer.produce(topic, b"hello")
+    ...     assert producer.flush(10) == 0
 
 With pytest, ask for the `penstock` fixture instead; see `penstock.testing.plugin`.
 """

@@ -130,10 +130,10 @@ class EmbeddedBroker:
         """
         self._end(clean=False)
 
-    def restart(self) -> Self:
+    def restart(self) -> None:
         """Stop, and start on the same port with the same data; after a `kill`, just start."""
         self.stop()
-        return self.start()
+        self.start()
 
     # -- use -----------------------------------------------------------------------------------------
 

@@ -5,8 +5,7 @@
 ...     broker.faults.fail("produce", ErrorCode.not_leader_or_follower, times=2)
 ...     broker.faults.delay("fetch", seconds=0.5, when=lambda request: request.client_id == "slow")
 ...     with broker.faults.drop("heartbeat") as fault:
-...         ...  # members are missed while we are in here
-...     assert fault.hits >= 0
+...         pass  # while we are in here, members are missed
 ...     broker.faults.clear()
 Fault(fail produce with not_leader_or_follower, 0 hits, 2 left)
 Fault(delay fetch by 0.5 s, 0 hits)

@@ -9,10 +9,8 @@ from datetime import timedelta
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin
 
-from kio.index import load_request_schema, load_response_schema
-from kio.serial import entity_reader
+from kio.index import load_response_schema
 
-from penstock.protocol.bounds import bounds_check
 from penstock.protocol.errors import ErrorCode
 
 FETCH: Final = 1
@@ -57,14 +55,6 @@ _EMPTY: Final[dict[str, Any]] = {
 
 class NoPlaceForError(Exception):
     """The request asks for nothing, and the answer has errors only for what was asked."""
-
-
-def read_request(api_key: int, version: int, frame: memoryview, position: int) -> Any:
-    """As its own version's schema has it; `position` is where its body begins. Raises MalformedFrame."""
-    schema = load_request_schema(api_key, version)
-    bounds_check(schema)(frame, position, len(frame))
-    request, _ = entity_reader(schema)(frame, position)
-    return request
 
 
 def refusal(api_key: int, version: int, request: Any, error: ErrorCode) -> Any:

@@ -14,8 +14,8 @@ from penstock.broker.connection import Reply, Slot
 from penstock.broker.topology import reachable_brokers
 from penstock.protocol.errors import ErrorCode, MalformedFrame
 from penstock.protocol.produce import skip_tags
-from penstock.protocol.schemas import request_is_flexible, schema_class
-from penstock.testing.refusals import METADATA, NoPlaceForError, read_request, refusal
+from penstock.protocol.schemas import request_is_flexible, request_reader, schema_class
+from penstock.testing.refusals import METADATA, NoPlaceForError, refusal
 
 if TYPE_CHECKING:
     from penstock.broker.connection import Connection
@@ -66,7 +66,7 @@ class FaultyRequest:
     def body(self) -> Any:
         """The message itself, with the fields that Kafka's protocol gives it in this version."""
         if self._body is None:
-            self._body = read_request(self.context.api_key, self.version, self.frame, self._body_position())
+            self._body = request_reader(self.context.api_key, self.version)(self.frame, self._body_position())
         return self._body
 
     @property

@@ -12,9 +12,10 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from penstock.broker.apis import API_VERSIONS, APIS, FETCH, PRODUCE, Api
-from penstock.protocol.errors import ErrorCode, MalformedFrame
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.schemas import request_reader
 from penstock.protocol.upgrade import upgrader
-from penstock.testing.refusals import METADATA, NoPlaceForError, read_request, refusal
+from penstock.testing.refusals import METADATA, NoPlaceForError, refusal
 
 ERROR = ErrorCode.not_coordinator
 TOPIC_ID = UUID(int=5)
@@ -74,7 +75,7 @@ def _sent(api_key: int, version: int, request: Any) -> Any:
     """Through the bytes that a client would send."""
     out = io.BytesIO()
     entity_writer(load_request_schema(api_key, version))(out, request)
-    return read_request(api_key, version, memoryview(out.getvalue()), 0)
+    return request_reader(api_key, version)(memoryview(out.getvalue()), 0)
 
 
 def _received(api_key: int, version: int, response: Any) -> Any:
@@ -143,11 +144,6 @@ def test_asking_for_nothing_leaves_no_place_for_an_error() -> None:
     request = upgrader(_Nothing, load_request_schema(PRODUCE, 9))(_Nothing())
     with pytest.raises(NoPlaceForError):
         refusal(PRODUCE, 9, request, ERROR)
-
-
-def test_impossible_counts_are_refused_before_they_are_believed() -> None:
-    with pytest.raises(MalformedFrame):
-        read_request(METADATA, 1, memoryview(b"\x7f\xff\xff\xff"), 0)
 
 
 def test_api_versions_say_only_the_error() -> None:
