@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.brokers import BrokerProcess, executable
-from tests.waiting import eventually
 
 from penstock.cli import main
 
@@ -28,6 +28,17 @@ def start(*words: str, **options: Any) -> subprocess.Popen[str]:
         env={**environment, **options.pop("env", {})},
         **options,
     )
+
+
+@contextmanager
+def reading(*words: str, bootstrap: str) -> Iterator[subprocess.Popen[str]]:
+    """`penstock consume` in a process of its own, which does not outlive the test."""
+    process = start("consume", *words, env={"PENSTOCK_BOOTSTRAP": bootstrap})
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def run(*words: str, given: str | None = None, code: int = 0, **options: Any) -> tuple[str, str]:
@@ -272,17 +283,15 @@ def test_a_group_with_members_is_neither_reset_nor_deleted(
     penstock: Any, answer: Any, bootstrap: str, topic: str, group: str
 ) -> None:
     penstock("produce", topic, "a")
-    reader = start("consume", topic, "-g", group, env={"PENSTOCK_BOOTSTRAP": bootstrap})
-    try:
+    with reading(topic, "-g", group, bootstrap=bootstrap) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "a\n"
         [described] = answer("group", "describe", group)
         assert (described["state"], described["partitions"][0]["client"]) == ("stable", "penstock-cli")
         penstock("group", "reset", group, "--topic", topic, "--to-earliest", "--yes", code=1)
         assert "has members" in penstock("group", "delete", group, "--yes", code=1)[1]
-    finally:
         reader.send_signal(signal.SIGTERM)
-        reader.communicate(timeout=30)
+        assert reader.wait(timeout=30) == 0
     assert answer("group", "describe", group)[0]["partitions"][0]["committed"] == 1
     assert answer("group", "delete", group, "--yes") == [{"group": group, "deleted": True}]
 
@@ -292,26 +301,35 @@ def test_an_interrupted_reader_ends_quietly(
     bootstrap: str, penstock: Any, topic: str, ending: signal.Signals
 ) -> None:
     penstock("produce", topic, "a")
-    reader = start("consume", topic, env={"PENSTOCK_BOOTSTRAP": bootstrap})
-    assert reader.stdout is not None
-    assert reader.stdout.readline() == "a\n"
-    reader.send_signal(ending)
-    assert reader.communicate(timeout=30) == ("", "")
-    assert reader.returncode == 0
+    with reading(topic, bootstrap=bootstrap) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "a\n"
+        reader.send_signal(ending)
+        assert reader.communicate(timeout=30) == ("", "")
+        assert reader.returncode == 0
 
 
 def test_a_pipe_that_closes_ends_the_reader_even_on_a_quiet_topic(
     bootstrap: str, penstock: Any, topic: str
 ) -> None:
-    penstock("produce", topic, "a", "b")
-    reader = start("consume", topic, env={"PENSTOCK_BOOTSTRAP": bootstrap})
-    assert reader.stdout is not None
-    assert reader.stderr is not None
-    reader.stdout.readline()
-    reader.stdout.close()
-    assert reader.wait(timeout=30) == 0
-    assert reader.stderr.read() == ""
-    reader.stderr.close()
+    penstock("produce", topic, "the only one, so that no further write could notice")
+    with reading(topic, bootstrap=bootstrap) as reader:
+        assert reader.stdout is not None
+        assert reader.stderr is not None
+        reader.stdout.readline()
+        reader.stdout.close()
+        assert reader.wait(timeout=30) == 0
+        assert reader.stderr.read() == ""
+
+
+def test_a_pipe_that_closes_in_the_middle_is_no_failure(bootstrap: str, penstock: Any, topic: str) -> None:
+    penstock("produce", topic, given="x" * 1000 + "\n" + "y\n" * 100_000)
+    with reading(topic, bootstrap=bootstrap) as reader:
+        assert reader.stdout is not None
+        assert reader.stderr is not None
+        reader.stdout.close()
+        assert reader.wait(timeout=30) == 0
+        assert reader.stderr.read() == ""
 
 
 def test_the_cluster(answer: Any, penstock: Any, bootstrap: str, topic: str) -> None:
@@ -386,9 +404,9 @@ def test_several_listeners_each_advertise_themselves(tmp_path: Path) -> None:
 
 
 def test_records_that_arrive_while_reading_are_printed(bootstrap: str, penstock: Any, topic: str) -> None:
-    reader = start("consume", topic, "-n", "2", env={"PENSTOCK_BOOTSTRAP": bootstrap})
-    penstock("produce", topic, "early")
-    assert reader.stdout is not None
-    assert eventually(reader.stdout.readline) == "early\n"
-    penstock("produce", topic, "late")
-    assert reader.communicate(timeout=30)[0] == "late\n"
+    with reading(topic, "-n", "2", bootstrap=bootstrap) as reader:
+        assert reader.stdout is not None
+        penstock("produce", topic, "early")
+        assert reader.stdout.readline() == "early\n"
+        penstock("produce", topic, "late")
+        assert reader.communicate(timeout=30)[0] == "late\n"
