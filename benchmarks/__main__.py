@@ -5,6 +5,7 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
@@ -23,7 +24,8 @@ from benchmarks.raw_client import BrokerError
 from benchmarks.report import disturbed, figures_of, goals_table, json_document, ratio_rows, results_table
 from benchmarks.run import Result, quick_only, run_scenarios
 from benchmarks.scenarios import SCENARIOS
-from benchmarks.scenarios.scenario import FULL, QUICK, Scenario
+from benchmarks.scenarios.scenario import FULL, QUICK, Pace, Scenario
+from benchmarks.workload import BATCH_BYTES_MAX, LAG_BYTES_MAX, WINDOW
 
 _RESULTS = Path(__file__).parent / "results"
 
@@ -86,9 +88,8 @@ def _run(
     results: list[Result],
 ) -> None:
     began = time.monotonic()
-    pace = QUICK if options.quick else FULL
     try:
-        for step in run_scenarios(scenarios, kinds, pace, folder, results):
+        for step in run_scenarios(scenarios, kinds, _pace(options), folder, results):
             console.print(f"[dim]{time.monotonic() - began:6.1f} s[/]  {step.broker:9} {step.what}")
     except KeyboardInterrupt:
         console.print("[yellow]interrupted; what was measured so far follows[/]")
@@ -97,10 +98,21 @@ def _run(
         sys.exit(f"cannot measure: {error}")
 
 
+def _pace(options: argparse.Namespace) -> Pace:
+    return QUICK if options.quick else FULL
+
+
 def _facts(options: argparse.Namespace, kinds: list[type[Broker]], folder: Path) -> dict[str, Any]:
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "quick": options.quick,
+        "load": {
+            "acks": "all",
+            "batch_bytes_max": BATCH_BYTES_MAX,
+            "requests_in_flight": WINDOW,
+            "lag_bytes_max": LAG_BYTES_MAX,
+            "pace": asdict(_pace(options)),
+        },
         "machine": machine_facts(folder),
         "brokers": {kind.name: kind(folder / kind.name).settings() for kind in kinds},
     }

@@ -17,6 +17,8 @@ from benchmarks.verify import verify_topic
 from benchmarks.workload import Load, Workload, build_load
 
 _topic_numbers = itertools.count(1)
+#: How many times its duration a warm-up may take to reach its amount.
+_PATIENCE = 6
 
 Metrics = dict[str, float]
 
@@ -24,6 +26,14 @@ Metrics = dict[str, float]
 class Timing(NamedTuple):
     ramp_s: float
     measure_s: float
+
+
+class WarmUp(NamedTuple):
+    """At least this long, and at least this much: bytes of a batched load, requests of an unbatched one."""
+
+    duration_s: float
+    size_bytes: int
+    requests: int
 
 
 class Window(NamedTuple):
@@ -57,12 +67,25 @@ def run_workload(broker: Broker, workload: Workload, timing: Timing) -> Metrics:
     }
 
 
-def warm_up(broker: Broker, workload: Workload, duration_s: float) -> None:
-    """The same load with nothing kept: it is only to make the broker hot."""
+def warm_up(broker: Broker, workload: Workload, amount: WarmUp) -> None:
+    """The same load with nothing kept: it is only to make the broker hot.
+
+    A just-in-time compiler counts calls and not seconds, so on a busy machine this takes longer.
+    """
     with _topic(broker, workload) as topic:
         load = build_load(workload, topic)
         with Crew(load.producers, load.consumers) as crew:
-            crew.enter(Phase.RUN, duration_s)
+            crew.enter(Phase.RUN, amount.duration_s)
+            deadline = time.monotonic() + _PATIENCE * amount.duration_s
+            while not _is_warm(crew, workload, amount) and time.monotonic() < deadline:
+                crew.enter(Phase.RUN, 0.2)
+
+
+def _is_warm(crew: Crew, workload: Workload, amount: WarmUp) -> bool:
+    produced = crew.produced()
+    if workload.batched:
+        return produced.records * workload.value_bytes >= amount.size_bytes
+    return produced.requests >= amount.requests
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def _warm_site(stack: ExitStack, kind: type[Broker], pace: Pace, folder: Path) -
     broker = stack.enter_context(kind(folder / kind.name))
     broker.start()
     for workload in WARM_UP:
-        warm_up(broker, workload, pace.warm_up_s)
+        warm_up(broker, workload, pace.warm_up)
     return Site(kind=kind, broker=broker, folder=folder, pace=pace)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.brokers import Broker
-from benchmarks.measure import Metrics, Timing, run_workload
+from benchmarks.measure import Metrics, Timing, WarmUp, run_workload
 from benchmarks.workload import Workload
 
 
@@ -16,13 +16,13 @@ class Pace:
     """How long everything takes: a full run for figures, a quick one for a first look."""
 
     timing: Timing
-    warm_up_s: float
+    warm_up: WarmUp
     rounds: int
     starts: int
 
 
-FULL = Pace(timing=Timing(2, 8), warm_up_s=10, rounds=2, starts=5)
-QUICK = Pace(timing=Timing(0.5, 1.5), warm_up_s=3, rounds=1, starts=1)
+FULL = Pace(timing=Timing(2, 8), warm_up=WarmUp(10, 2_000_000_000, 300_000), rounds=2, starts=5)
+QUICK = Pace(timing=Timing(0.5, 1.5), warm_up=WarmUp(3, 400_000_000, 60_000), rounds=1, starts=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
