@@ -27,6 +27,22 @@ def read(bootstrap: str, topic: str, count: int, *, partitions: int = 1, **setti
     return asyncio.run(read_async())
 
 
+def read_to_end(bootstrap: str, topic: str) -> list[Received]:
+    """All that is left of the topic's only partition, whose offsets may have gaps."""
+
+    async def read_async() -> list[Received]:
+        partition = TopicPartition(topic, 0)
+        async with consuming(bootstrap) as client, asyncio.timeout(TIMEOUT_S):
+            client.assign([partition])
+            end = (await client.end_offsets([partition]))[partition]
+            received: list[Received] = []
+            while await client.position(partition) < end:
+                received.append(_received(await client.getone()))
+            return received
+
+    return asyncio.run(read_async())
+
+
 @contextlib.asynccontextmanager
 async def producing(bootstrap: str, **settings: Any) -> AsyncIterator[AIOKafkaProducer]:
     client = AIOKafkaProducer(bootstrap_servers=bootstrap, **({"linger_ms": 5} | settings))

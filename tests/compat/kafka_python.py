@@ -50,6 +50,22 @@ def read(bootstrap: str, topic: str, count: int, *, partitions: int = 1, **setti
         client.close()
 
 
+def read_to_end(bootstrap: str, topic: str) -> list[Received]:
+    """All that is left of the topic's only partition, whose offsets may have gaps."""
+    client, partition, received = consumer(bootstrap), TopicPartition(topic, 0), []
+    try:
+        client.assign([partition])
+        end = client.end_offsets([partition])[partition]
+        deadline = time.monotonic() + TIMEOUT_S
+        while client.position(partition) < end and time.monotonic() < deadline:
+            for records in client.poll(timeout_ms=200).values():
+                received.extend(map(_received, records))
+        assert client.position(partition) >= end, f"stopped at {client.position(partition)} of {end}"
+        return received
+    finally:
+        client.close()
+
+
 def take(client: KafkaConsumer, count: int, within_s: float = TIMEOUT_S) -> list[Received]:
     received: list[Received] = []
     deadline = time.monotonic() + within_s

@@ -202,3 +202,13 @@ def too_large() -> Message:
 
 def values_of(messages: list[Message]) -> list[bytes | None]:
     return [message.value for message in messages]
+
+
+async def test_a_publisher_finds_its_own_messages_counted(bootstrap: str, topic: str) -> None:
+    """Whatever was acknowledged, and with acks=1 that is before it is synced, counts in the very next answer."""
+    partition = aio.TopicPartition(topic, 0)
+    async with aio.producing(bootstrap, acks=1, linger_ms=0) as producer, aio.consuming(bootstrap) as reader:
+        for number in range(50):
+            sent = await producer.send_and_wait(topic, b"%d" % number, partition=0)
+            assert sent.offset == number
+            assert await reader.end_offsets([partition]) == {partition: number + 1}

@@ -207,8 +207,7 @@ def test_compaction_keeps_the_newest_of_each_key(
     newest = {each.key: each.value for each in everything(bootstrap, topic)}
     assert newest == {each.key: each.value for each in rounds[-1]}
     for reader in (kafka_python, aio):
-        left = len(everything(bootstrap, topic))
-        received = reader.read(bootstrap, topic, left)
+        received = reader.read_to_end(bootstrap, topic)
         assert {each.message.key: each.message.value for each in received} == newest
 
 

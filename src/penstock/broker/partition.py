@@ -187,6 +187,10 @@ class Partition:
         self.when_committed(offset, finish)
         await future
 
+    async def settled(self) -> None:
+        """What was appended before this call is committed, so that an acks=1 publisher finds its records counted."""
+        await self.committed(self.log.end.offset - 1)
+
     def watch(self, waiter: FetchWaiter) -> None:
         self._fetch_waiters.add(waiter)
 

@@ -31,7 +31,8 @@ class _Result(NamedTuple):
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     results = {
-        topic.name: [_delete(ctx, topic.name, part) for part in topic.partitions] for topic in request.topics
+        topic.name: [await _delete(ctx, topic.name, part) for part in topic.partitions]
+        for topic in request.topics
     }
     if any(result.error is ErrorCode.none for parts in results.values() for result in parts):
         error = await _make_durable(ctx)
@@ -56,7 +57,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     )
 
 
-def _delete(ctx: RequestContext, topic: str, part: Any) -> _Result:
+async def _delete(ctx: RequestContext, topic: str, part: Any) -> _Result:
     index = part.partition_index
     try:
         partition = ctx.node.partitions.find(topic, index)
@@ -66,6 +67,7 @@ def _delete(ctx: RequestContext, topic: str, part: Any) -> _Result:
             )
         if not partition.log.config.cleanup_delete:
             raise ApiError(ErrorCode.policy_violation, "The topic's cleanup.policy does not delete records")
+        await partition.settled()
         before = partition.high_watermark if part.offset == _HIGH_WATERMARK else part.offset
         if not 0 <= before <= partition.high_watermark:
             raise ApiError(ErrorCode.offset_out_of_range)

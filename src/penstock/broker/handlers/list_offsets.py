@@ -78,6 +78,7 @@ async def _find(ctx: RequestContext, partition: Partition, timestamp: int, read_
     if ctx.version < _SINCE.get(timestamp, 0) or timestamp < _EARLIEST_PENDING_UPLOAD:
         raise ApiError(ErrorCode.unsupported_version)
     log = partition.log
+    await partition.settled()
     upto = partition.last_stable if read_committed else partition.high
     match timestamp:
         case -1:
