@@ -115,7 +115,8 @@ def clean(
     """One pass, and the replaced files removed as the node would."""
     chosen = cleaner or Cleaner(log.directory.parent, dedupe_buffer_bytes=1 << 20)
     stable = log.end_offset if stable_offset is None else stable_offset
-    report = chosen.clean_filthiest({PARTITION: Cleanable(log, stable)}, now_ms=now_ms)
+    logs = {PARTITION: Cleanable(log, stable, log.end_offset)}
+    report = chosen.clean_filthiest(logs, now_ms=now_ms)
     for path in report.unlink if report else ():
         path.unlink()
     return report

@@ -216,8 +216,8 @@ def photographed(directory: Path, album: Path) -> Iterator[list[Path]]:
         yield pictures
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(history=st.lists(steps, min_size=5, max_size=30))
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(history=st.lists(steps, min_size=5, max_size=25))
 def test_a_crash_at_any_step_of_a_pass_leaves_a_whole_log(history: list[tuple[Any, ...]]) -> None:
     with worlds(1 << 16) as world, tempfile.TemporaryDirectory() as album:
         for step in history:

@@ -124,7 +124,7 @@ class Housekeeping:
             )
         while not self._stopping:
             logs = {
-                (p.topic, p.index): Cleanable(p.log, p.last_stable.offset)
+                (p.topic, p.index): Cleanable(p.log, p.last_stable.offset, p.high_watermark)
                 for p in self._node.partitions
                 if p.is_compacted
             }
@@ -138,6 +138,8 @@ class Housekeeping:
                 return
             cleaned = logs[report.partition].log
             self.unlink_later(list(report.unlink), cleaned.config.file_delete_delay_ms)
+            if report.error is not None:
+                return  # a full disk, for one, is no better at once
 
 
 def _unlink(files: list[Path]) -> None:

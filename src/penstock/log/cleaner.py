@@ -30,7 +30,8 @@ class Cleanable(NamedTuple):
     """A log that may be looked at, as the event loop saw it."""
 
     log: Log
-    stable_offset: int  # the high watermark or the last stable offset, whichever is lower
+    stable_offset: int  # of the last stable offset and the high watermark, the lower one
+    high_watermark: int
 
 
 class Dirt(NamedTuple):
@@ -107,11 +108,12 @@ class Cleaner:
         self, logs: Mapping[PartitionKey, Cleanable], now_ms: int
     ) -> tuple[PartitionKey, Dirt] | None:
         due: list[tuple[PartitionKey, Dirt]] = []
-        for partition, (log, stable_offset) in logs.items():
+        for partition, cleanable in logs.items():
+            log = cleanable.log
             if not log.config.cleanup_compact or self._is_uncleanable(partition, log.config):
                 continue
             try:
-                dirt = measure(log, self._first_dirty.get(partition), stable_offset, now_ms)
+                dirt = measure(cleanable, self._first_dirty.get(partition), now_ms)
             except OSError as error:
                 self._give_up(partition, log.config, error)
                 continue
@@ -176,8 +178,9 @@ class Cleaner:
                 del known[partition]
 
 
-def measure(log: Log, checkpoint: int | None, stable_offset: int, now_ms: int) -> Dirt:
+def measure(cleanable: Cleanable, checkpoint: int | None, now_ms: int) -> Dirt:
     """May read a few bytes of each dirty segment's index. Raises OSError."""
+    log, stable_offset, high_watermark = cleanable
     segments = list(log.segments)
     first_offset = log.start_offset if checkpoint is None else checkpoint
     if not log.start_offset <= first_offset <= log.end_offset:
@@ -187,11 +190,11 @@ def measure(log: Log, checkpoint: int | None, stable_offset: int, now_ms: int) -
     unstable = [segment.base_offset for segment in segments[:-1] if _next_base(segment) > stable_offset]
     upper_offset = min([segments[-1].base_offset, *unstable, *_too_young(dirty, log, now_ms)])
     dirty = [segment for segment in dirty if segment.base_offset < upper_offset]
-    cleanable = [segment for segment in segments if segment.base_offset < upper_offset]
+    reachable = [segment for segment in segments if segment.base_offset < upper_offset]
     dirty_bytes = sum(segment.size for segment in dirty)
     return Dirt(
-        dirty=DirtyRange(first_offset, upper_offset, stable_offset),
-        clean_bytes=sum(segment.size for segment in cleanable) - dirty_bytes,
+        dirty=DirtyRange(first_offset, upper_offset, stable_offset, high_watermark),
+        clean_bytes=sum(segment.size for segment in reachable) - dirty_bytes,
         dirty_bytes=dirty_bytes,
         overdue=_is_overdue(dirty, log, now_ms),
     )

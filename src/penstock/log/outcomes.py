@@ -5,7 +5,7 @@ A data batch comes before the marker that decides it. Logs without transactions 
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -19,7 +19,7 @@ _COMMIT: Final = 1
 _MARKER_BYTES_MAX: Final = 4096
 
 #: The control batches from an offset on, in order.
-ReadFrom = Callable[[int], Iterator[tuple[BatchHeader, bytes]]]
+ReadFrom = Callable[[int], Generator[tuple[BatchHeader, bytes], None, None]]
 
 
 class Outcome(Enum):
@@ -34,13 +34,13 @@ class _Ended(NamedTuple):
 
 
 class TransactionOutcomes:
-    """Asked in the order of the log."""
+    """Asked in the order of the log; `close` it in the end."""
 
     __slots__ = ("_ahead", "_ended", "_read_from")
 
     def __init__(self, read_from: ReadFrom) -> None:
         self._read_from = read_from
-        self._ahead: Iterator[tuple[BatchHeader, bytes]] | None = None
+        self._ahead: Generator[tuple[BatchHeader, bytes], None, None] | None = None
         self._ended: dict[int, deque[_Ended]] = {}
 
     def outcome(self, header: BatchHeader) -> Outcome:
@@ -56,6 +56,11 @@ class TransactionOutcomes:
     def passed(self, marker: BatchHeader) -> None:
         """The asker has read this marker: nothing before it will be asked for again."""
         self._forget(marker.producer_id, marker.base_offset + 1)
+
+    def close(self) -> None:
+        """Let go of the files that are being read ahead."""
+        if self._ahead is not None:
+            self._ahead.close()
 
     def _forget(self, producer_id: int, before_offset: int) -> None:
         ended = self._ended.get(producer_id)

@@ -5,7 +5,8 @@ Each group of segments is swapped in by itself: a pass that ends early has done 
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -30,6 +31,9 @@ REST_EVERY_BYTES: Final = 32 << 10
 REST_SECONDS: Final = 0.0001
 
 
+Batches = Generator[tuple[BatchHeader, bytes], None, None]
+
+
 class CleaningCancelled(Exception):
     """Asked to stop, or the log changed under the pass. What was swapped in stays; nothing else is left."""
 
@@ -41,7 +45,8 @@ class DamagedSegment(Exception):
 class DirtyRange(NamedTuple):
     first_offset: int
     upper_offset: int  # the base of the first segment that must not be touched
-    stable_offset: int  # every transaction below it has ended
+    stable_offset: int  # every transaction that wrote below it has ended
+    high_watermark: int  # and its marker, which may lie beyond others' open ones, is below this
 
 
 class Compaction:
@@ -65,9 +70,10 @@ class Compaction:
         self._keys = KeyMap(dedupe_buffer_bytes)
         self._is_cancelled = is_cancelled
         self._bytes_since_rest = 0
+        self._outcomes = TransactionOutcomes(self._control_batches)
         self._filter = BatchFilter(
             keys=self._keys,
-            outcomes=TransactionOutcomes(self._control_batches),
+            outcomes=self._outcomes,
             last_records=last_records(log),
             upper_offset=dirty.upper_offset,
             now_ms=now_ms,
@@ -83,23 +89,25 @@ class Compaction:
 
     def run(self) -> int:
         """Returns the first offset that is still dirty."""
-        self._map_keys()
+        # Closed by name: a reading left to the garbage collector may let go of its file while the pool is locked.
+        with closing(TransactionOutcomes(self._control_batches)) as outcomes:
+            self._map_keys(outcomes)
         end_offset = self._keys.latest_offset + 1
         mapped = [segment for segment in self._segments if segment.base_offset < end_offset]
-        for group in grouped(mapped, self._config.segment_bytes):
-            self._rewrite(group)
+        with closing(self._outcomes):
+            for group in grouped(mapped, self._config.segment_bytes):
+                self._rewrite(group)
         return max(end_offset, self._dirty.first_offset)
 
     # Mapping
 
-    def _map_keys(self) -> None:
-        outcomes = TransactionOutcomes(self._control_batches)
+    def _map_keys(self, outcomes: TransactionOutcomes) -> None:
         for segment in self._segments:
             assert segment.next_base is not None
             if segment.next_base <= self._dirty.first_offset:
                 continue
-            for header, batch in self._batches(segment, self._dirty.first_offset):
-                if not self._map_batch(header, batch, outcomes):
+            with closing(self._batches(segment, self._dirty.first_offset)) as batches:
+                if not all(self._map_batch(header, batch, outcomes) for header, batch in batches):
                     return
             # Compaction leaves gaps, at the end of a segment too.
             self._keys.cover(segment.next_base - 1)
@@ -126,15 +134,22 @@ class Compaction:
         try:
             changed = len(group) > 1
             for segment in group:
-                for header, batch in self._batches(segment, segment.base_offset):
-                    kept = self._filter.apply(header, batch)
-                    changed = changed or kept is not batch
-                    if kept is not None:
-                        output.append(kept)
+                with closing(self._batches(segment, segment.base_offset)) as batches:
+                    changed = self._copy(batches, output) or changed
             if changed:
                 self._swap(group, output.finish(modified_ms(group[-1])))
         finally:
             output.discard_unused(self._log.segments)
+
+    def _copy(self, batches: Batches, output: "_Output") -> bool:
+        """Whether anything was left out or changed."""
+        changed = False
+        for header, batch in batches:
+            kept = self._filter.apply(header, batch)
+            changed = changed or kept is not batch
+            if kept is not None:
+                output.append(kept)
+        return changed
 
     def _swap(self, group: Sequence[Segment], new: Sequence[Segment]) -> None:
         current = self._log.segments
@@ -144,7 +159,7 @@ class Compaction:
 
     # Reading
 
-    def _batches(self, segment: Segment, from_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
+    def _batches(self, segment: Segment, from_offset: int) -> Batches:
         """Every batch that ends at or after an offset. Raises DamagedSegment."""
         start = reached = self._position_before(segment, from_offset)
         file = self._log.files.pin(segment)
@@ -169,8 +184,8 @@ class Compaction:
         index = offset_index(segment, self._log.files)
         return index.position_at_or_below(offset - segment.base_offset)
 
-    def _control_batches(self, from_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
-        """From an offset on up to the last stable offset, as a marker may lie beyond the dirty part."""
+    def _control_batches(self, from_offset: int) -> Batches:
+        """From an offset on up to the high watermark, as a marker may lie beyond the dirty part."""
         files = self._log.files
         for segment in list(self._log.segments):
             if segment.next_base is not None and segment.next_base <= from_offset:
@@ -181,7 +196,7 @@ class Compaction:
                     file.fd, self._position_before(segment, from_offset), segment.size
                 ):
                     self._rest(header.size)
-                    if header.base_offset >= self._dirty.stable_offset:
+                    if header.base_offset >= self._dirty.high_watermark:
                         return
                     if header.is_control and header.base_offset >= from_offset:
                         yield header, read_batch(file.fd, position, header)

@@ -1,5 +1,6 @@
 """What compaction keeps and drops, seen from a reader of the log."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,30 @@ def test_a_transaction_whose_marker_lies_beyond_the_pass_is_known(log: Log) -> N
     append_marker(log, 9, 0, commit=False)
     clean(log)
     assert pairs(log) == [(0, b"a", b"committed")]
+
+
+def test_a_marker_beyond_another_open_transaction_is_known(log: Log) -> None:
+    append(log, (b"a", b"committed"))
+    append(log, (b"a", b"aborted"), producer=(9, 0, 0), transactional=True)
+    roll(log)
+    still_open = append(log, (b"b", b"open"), producer=(8, 0, 0), transactional=True)
+    append_marker(log, 9, 0, commit=False)
+    clean(log, stable_offset=still_open)
+    assert pairs(log) == [(0, b"a", b"committed"), (2, b"b", b"open")]
+
+
+def test_files_are_let_go_of_when_a_pass_ends(log: Log) -> None:
+    """Not when the garbage collector comes by: it may come while the pool of files is locked."""
+    append(log, (b"a", b"1"), producer=(9, 0, 0), transactional=True)
+    roll(log)
+    append_marker(log, 9, 0, commit=True)
+    append(log, (b"b", b"1"))
+    gc.disable()
+    try:
+        clean(log)
+        assert [file.pins for file in log.files._open.values()] == [0] * len(log.files)
+    finally:
+        gc.enable()
 
 
 def test_what_is_not_decided_is_left_whole(log: Log) -> None:

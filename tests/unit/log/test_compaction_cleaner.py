@@ -31,8 +31,12 @@ def dirty(log: Log, *, rounds: int = 2) -> None:
     roll(log)
 
 
+def cleanable(log: Log) -> Cleanable:
+    return Cleanable(log, log.end_offset, log.end_offset)
+
+
 def is_due(log: Log, checkpoint: int | None = None, now_ms: int = NOW_MS) -> bool:
-    return measure(log, checkpoint, log.end_offset, now_ms).is_due(log.config)
+    return measure(cleanable(log), checkpoint, now_ms).is_due(log.config)
 
 
 def test_a_clean_log_is_left_alone(log: Log, cleaner: Cleaner) -> None:
@@ -65,7 +69,7 @@ def test_a_checkpoint_outside_the_log_takes_nothing_for_clean(log: Log, checkpoi
     dirty(log)
     dirty(log)
     log.delete_records_before(1)
-    assert measure(log, checkpoint, log.end_offset, NOW_MS).dirty.first_offset == 1
+    assert measure(cleanable(log), checkpoint, NOW_MS).dirty.first_offset == 1
 
 
 def test_the_dirtiest_log_comes_first(tmp_path: Path, cleaner: Cleaner) -> None:
@@ -73,12 +77,12 @@ def test_the_dirtiest_log_comes_first(tmp_path: Path, cleaner: Cleaner) -> None:
     for index in range(3):
         log = open_log(tmp_path / f"table-{index}")
         dirty(log, rounds=4)
-        logs["table", index] = Cleanable(log, log.end_offset)
+        logs["table", index] = cleanable(log)
     while cleaner.clean_filthiest(logs, now_ms=NOW_MS):
         pass
     for index, rounds in enumerate((1, 9, 3)):
         dirty(logs["table", index].log, rounds=rounds)
-    logs = {partition: Cleanable(log, log.end_offset) for partition, (log, _) in logs.items()}
+    logs = {partition: cleanable(log) for partition, (log, _, _) in logs.items()}
     reports = [cleaner.clean_filthiest(logs, now_ms=NOW_MS) for _ in range(4)]
     assert [report and report.partition[1] for report in reports] == [1, 2, 0, None]
 
@@ -176,7 +180,7 @@ def test_a_failed_log_does_not_keep_the_others_waiting(tmp_path: Path, cleaner: 
     for log in logs.values():
         dirty(log)
     flip(logs["table", 0], 70)
-    candidates = {partition: Cleanable(log, log.end_offset) for partition, log in logs.items()}
+    candidates = {partition: cleanable(log) for partition, log in logs.items()}
     reports = [cleaner.clean_filthiest(candidates, now_ms=NOW_MS) for _ in range(3)]
     assert sorted((report.partition[1], report.error is None) for report in reports if report) == [
         (0, False),
@@ -231,9 +235,7 @@ def test_a_pass_can_be_cancelled_between_batches(log: Log, cleaner: Cleaner) -> 
         append(log, (b"key-%d" % (n % 2), b"x" * 4_000))
     roll(log)
     before = batches(log)
-    report = cleaner.clean_filthiest(
-        {PARTITION: Cleanable(log, log.end_offset)}, now_ms=NOW_MS, is_cancelled=lambda: True
-    )
+    report = cleaner.clean_filthiest({PARTITION: cleanable(log)}, now_ms=NOW_MS, is_cancelled=lambda: True)
     assert report is not None
     assert report.error == "asked to stop"
     assert report.next_dirty_offset == report.first_dirty_offset == 0
@@ -254,9 +256,7 @@ def test_segments_removed_during_a_pass_do_not_come_back(log: Log, cleaner: Clea
             log.remove_segments(log.segments[:-1], now_ms=NOW_MS)
         return False
 
-    report = cleaner.clean_filthiest(
-        {PARTITION: Cleanable(log, log.end_offset)}, now_ms=NOW_MS, is_cancelled=remove_all
-    )
+    report = cleaner.clean_filthiest({PARTITION: cleanable(log)}, now_ms=NOW_MS, is_cancelled=remove_all)
     assert report is not None
     assert report.error == "segments were removed while they were compacted"
     assert cleaner.uncleanable == {}
