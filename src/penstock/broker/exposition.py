@@ -12,13 +12,13 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock import __version__
 from penstock.broker.apis import APIS
 from penstock.broker.logs import suppressed_lines
 from penstock.broker.metrics import LATENCY_BUCKETS, Histogram
-from penstock.groups.messages import FetchedOffset
 from penstock.groups.shard import GroupShard
 from penstock.protocol.errors import ApiError
 
@@ -30,7 +30,7 @@ logger = logging.getLogger("penstock.metrics")
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 #: What is copied before the loop gets to do something else.
-_PIECE_PARTITIONS: Final = 500
+_PIECE_PARTITIONS: Final = 200
 _PIECE_GROUPS: Final = 50
 _GROUPS_SECONDS_MAX: Final = 5.0
 
@@ -79,15 +79,15 @@ class Exposition:
 # -- on the loop: numbers --------------------------------------------------------------------------------
 
 
-async def snapshot(node: Node) -> list[Family]:
+async def snapshot(node: Node) -> Iterator[Family]:
+    """All numbers are taken here; what is many is sorted into families by whoever goes through them."""
     families = [*_node_families(node), *_request_families(node), *_topic_families(node)]
     partitions: list[_PartitionRow] = []
     for piece in _pieces(list(node.partitions), _PIECE_PARTITIONS):
         partitions += map(_partition_row, piece)
         await asyncio.sleep(0)
-    families += _partition_families(partitions)
-    families += _group_families(node, await _read_groups(node))
-    return families
+    groups = await _read_groups(node)
+    return chain(families, _partition_families(partitions), _group_families(groups))
 
 
 def _node_families(node: Node) -> Iterator[Family]:
@@ -214,7 +214,7 @@ class _GroupRow(NamedTuple):
     group: str
     state: str
     members: int
-    offsets: tuple[FetchedOffset, ...]
+    positions: list[tuple[Labels, int, int | None]]  # committed offset, lag where the partition exists
 
 
 async def _read_groups(node: Node) -> list[_GroupRow] | None:
@@ -224,7 +224,8 @@ async def _read_groups(node: Node) -> list[_GroupRow] | None:
         async with asyncio.timeout(_GROUPS_SECONDS_MAX):
             shards = await node.groups.read_all(lambda shard: tuple(shard.groups))
             for piece in _pieces([group for groups in shards for group in groups], _PIECE_GROUPS):
-                read = await asyncio.gather(*(node.groups.read(group, _group_row(group)) for group in piece))
+                reads = (node.groups.read(group, _group_row(node, group)) for group in piece)
+                read = await asyncio.gather(*reads)
                 rows += (row for row in read if row is not None)
                 await asyncio.sleep(0)
     except (TimeoutError, ApiError) as error:
@@ -233,50 +234,46 @@ async def _read_groups(node: Node) -> list[_GroupRow] | None:
     return rows
 
 
-def _group_row(group_id: str) -> Callable[[GroupShard], _GroupRow | None]:
+def _group_row(node: Node, group_id: str) -> Callable[[GroupShard], _GroupRow | None]:
     def read(shard: GroupShard) -> _GroupRow | None:
         group = shard.groups.get(group_id)
         if group is None:
             return None
-        return _GroupRow(group_id, group.state.value, len(group.members), shard.fetch(group_id, None))
+        positions = [
+            _position(node, group_id, offset.topic, offset.partition, offset.committed.offset)
+            for offset in shard.fetch(group_id, None)
+            if offset.committed is not None
+        ]
+        return _GroupRow(group_id, group.state.value, len(group.members), positions)
 
     return read
 
 
-def _group_families(node: Node, groups: list[_GroupRow] | None) -> Iterator[Family]:
+def _position(
+    node: Node, group_id: str, topic: str, index: int, committed: int
+) -> tuple[Labels, int, int | None]:
+    partition = node.partitions.get(topic, index)
+    lag = None if partition is None else max(partition.high_watermark - committed, 0)
+    return (group_id, topic, str(index)), committed, lag
+
+
+def _group_families(groups: list[_GroupRow] | None) -> Iterator[Family]:
     yield _gauge(
         "penstock_coordinators_ready", "1 while every group coordinator answers.", groups is not None
     )
     if groups is None:
         return
-    states = Counter(row.state for row in groups)
-    yield Family(
-        "gauge", "penstock_groups", "Groups by state.", ("state",), [((s,), n) for s, n in states.items()]
-    )
+    states = [((state,), count) for state, count in Counter(row.state for row in groups).items()]
+    yield Family("gauge", "penstock_groups", "Groups by state.", ("state",), states)
     members = [((row.group,), row.members) for row in groups]
     yield Family("gauge", "penstock_group_members", "Members of a group.", ("group",), members)
-    committed, lag = _positions(node, groups)
+    positions = [position for row in groups for position in row.positions]
     labels = ("group", "topic", "partition")
+    committed = [(names, offset) for names, offset, _ in positions]
     yield Family("gauge", "penstock_group_committed_offset", "Where the group goes on.", labels, committed)
-    yield Family(
-        "gauge", "penstock_group_lag_messages", "Messages behind the end of the partition.", labels, lag
-    )
-
-
-def _positions(
-    node: Node, groups: list[_GroupRow]
-) -> tuple[list[tuple[Labels, float]], list[tuple[Labels, float]]]:
-    committed: list[tuple[Labels, float]] = []
-    lag: list[tuple[Labels, float]] = []
-    for row in groups:
-        for topic, index, position in ((o.topic, o.partition, o.committed) for o in row.offsets):
-            if position is None:
-                continue
-            labels = (row.group, topic, str(index))
-            committed.append((labels, position.offset))
-            if (partition := node.partitions.get(topic, index)) is not None:
-                lag.append((labels, max(partition.high_watermark - position.offset, 0)))
-    return committed, lag
+    lags = [(names, lag) for names, _, lag in positions if lag is not None]
+    text = "Messages between what the group has committed and what it could read."
+    yield Family("gauge", "penstock_group_lag_messages", text, labels, lags)
 
 
 def _timings(histogram: Histogram) -> Timings:
