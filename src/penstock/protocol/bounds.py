@@ -178,6 +178,8 @@ def patched(data: memoryview, patches: list[Patch]) -> bytes:
 
 def read_uvarint(data: memoryview, position: int, end: int) -> tuple[int, int]:
     """Returns (value, next position). Raises MalformedFrame."""
+    if position < end and data[position] < 0x80:  # nearly all of them
+        return data[position], position + 1
     value = shift = 0
     for index in range(position, min(position + _UVARINT_BYTES_MAX, end)):
         byte = data[index]

@@ -206,26 +206,34 @@ def encode_fetch_response(
 ) -> list[BytesLike]:
     """The whole frame as buffers, size prefix first."""
     flexible = version >= FLEXIBLE_FROM
-    head = [_INT32.pack(correlation_id), b"\x00" if flexible else b"", b"\x00\x00\x00\x00"]
+    small = [_INT32.pack(correlation_id), b"\x00" if flexible else b"", b"\x00\x00\x00\x00"]
     if version >= SESSIONS_FROM:
-        head += (_INT16.pack(error), _INT32.pack(session_id))
-    head.append(_encode_count(len(topics), flexible))
-    buffers: list[BytesLike] = [b"", b"".join(head)]
+        small += (_INT16.pack(error), _INT32.pack(session_id))
+    small.append(_encode_count(len(topics), flexible))
+    buffers: list[BytesLike] = [b""]
     for name, partitions in topics:
         if version < TOPIC_IDS_FROM:
-            buffers.append(encode_uvarint(len(name) + 1) if flexible else _INT16.pack(len(name)))
-        buffers += (name, _encode_count(len(partitions), flexible))
+            small.append(encode_uvarint(len(name) + 1) if flexible else _INT16.pack(len(name)))
+        small += (name, _encode_count(len(partitions), flexible))
         for data in partitions:
-            _encode_partition(version, flexible, data, buffers)
+            small.append(_encode_partition(version, flexible, data))
+            if data.records:
+                # Only records stay buffers of their own; everything between them is sent as one.
+                buffers += (b"".join(small), data.records)
+                small = []
+            if flexible:
+                small.append(_encode_partition_tags(data.diverging_epoch))
         if flexible:
-            buffers.append(b"\x00")
+            small.append(b"\x00")
     if flexible:
-        buffers.append(b"\x00")
-    buffers[0] = _INT32.pack(sum(map(len, buffers)))
+        small.append(b"\x00")
+    buffers.append(b"".join(small))
+    size = _INT32.pack(sum(map(len, buffers)))
+    buffers[:2] = [size + buffers[1]]
     return buffers
 
 
-def _encode_partition(version: int, flexible: bool, data: PartitionData, buffers: list[BytesLike]) -> None:
+def _encode_partition(version: int, flexible: bool, data: PartitionData) -> bytes:
     if version >= 5:
         head = _RESULT_V5.pack(
             data.partition, data.error, data.high_watermark, data.last_stable_offset, data.log_start_offset
@@ -236,11 +244,7 @@ def _encode_partition(version: int, flexible: bool, data: PartitionData, buffers
     if version >= 11:
         head += b"\xff\xff\xff\xff"  # no preferred read replica
     size = len(data.records)
-    buffers.append(head + (encode_uvarint(size + 1) if flexible else _INT32.pack(size)))
-    if size:
-        buffers.append(data.records)
-    if flexible:
-        buffers.append(_encode_partition_tags(data.diverging_epoch))
+    return head + (encode_uvarint(size + 1) if flexible else _INT32.pack(size))
 
 
 def _encode_aborted(aborted: tuple[tuple[int, int], ...] | None, flexible: bool) -> bytes:

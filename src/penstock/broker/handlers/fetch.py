@@ -237,7 +237,9 @@ class _Fetch:
     def bytes_arrived(self, count: int) -> None:
         self._bytes_missing -= count
         if self._bytes_missing <= 0 and self._watched:
-            self._finish()
+            # Not at once: the producer's own reply goes first, and what else arrives now is taken along.
+            self._stop_waiting()
+            asyncio.get_running_loop().call_soon(self._finish)
 
     def _finish(self) -> None:
         self._stop_waiting()
