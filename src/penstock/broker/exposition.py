@@ -20,7 +20,7 @@ from penstock.broker.apis import APIS
 from penstock.broker.logs import suppressed_lines
 from penstock.broker.metrics import LATENCY_BUCKETS, Histogram
 from penstock.groups.shard import GroupShard
-from penstock.protocol.errors import ApiError
+from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -117,8 +117,9 @@ def _node_families(node: Node) -> Iterator[Family]:
         metrics.internal_errors,
     )
     yield _counter(
-        "penstock_storage_errors", "Reads and writes that the disk refused.", metrics.storage_errors
+        "penstock_storage_errors", "Requests that the disk kept from being served.", _storage_errors(node)
     )
+    yield _gauge("penstock_partitions_failed", "Partitions that cannot be opened.", len(node.store.failed))
     yield _gauge(
         "penstock_request_buffer_bytes",
         "Memory held by requests that are still arriving.",
@@ -136,6 +137,11 @@ def _node_families(node: Node) -> Iterator[Family]:
     yield _counter(
         "penstock_log_lines_suppressed", "Lines left out of the node's own log.", suppressed_lines()
     )
+
+
+def _storage_errors(node: Node) -> int:
+    errors = node.metrics.errors.items()
+    return sum(count for (_, error), count in errors if error == ErrorCode.kafka_storage_error.name)
 
 
 def _request_families(node: Node) -> Iterator[Family]:

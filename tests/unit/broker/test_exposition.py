@@ -76,6 +76,7 @@ def node() -> Any:
         cluster_id="cluster",
         state="serving",
         metrics=Metrics(),
+        store=SimpleNamespace(failed={("orders", 9): OSError()}),
         server=SimpleNamespace(connections=connections, buffers=SimpleNamespace(bytes_in_use=4096)),
         listeners=(SimpleNamespace(name="INTERNAL"), SimpleNamespace(name="EXTERNAL")),
         fetch_sessions=_Sessions(),
@@ -132,8 +133,10 @@ async def test_request_times_are_cumulative_and_by_name(node: Any) -> None:
 async def test_errors_by_api_and_code(node: Any) -> None:
     node.metrics.count_error("produce", "message_too_large")
     node.metrics.count_error("produce", "message_too_large")
+    node.metrics.count_error("fetch", "kafka_storage_error")
     samples = await _scrape(node)
     assert samples["penstock_request_errors_total", (("api", "produce"), ("error", "message_too_large"))] == 2
+    assert samples["penstock_storage_errors_total", ()] == 1
 
 
 async def test_lag_is_what_a_group_could_still_read(node: Any) -> None:
@@ -172,6 +175,7 @@ async def test_logs_and_the_node_itself(node: Any) -> None:
     assert samples["penstock_connections", (("listener", "EXTERNAL"),)] == 0
     assert samples["penstock_malformed_frames_total", ()] == 4
     assert samples["penstock_flush_seconds_count", ()] == 1
+    assert samples["penstock_partitions_failed", ()] == 1
     assert samples["penstock_fetch_sessions", ()] == 5
     assert samples["penstock_request_buffer_bytes", ()] == 4096
     assert samples["process_resident_memory_bytes", ()] > 0
