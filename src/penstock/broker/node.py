@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -28,6 +29,7 @@ from penstock.broker.server import Server
 from penstock.broker.settings import Settings
 from penstock.cluster.controller.brokers import BrokerRegistration, restart_sole_broker
 from penstock.cluster.controller.features import set_feature_levels
+from penstock.cluster.decision import Decision
 from penstock.cluster.delta import ImageDelta
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.names import CLUSTER_METADATA
@@ -166,15 +168,17 @@ class Node:
     async def _join_cluster(self) -> None:
         self.server = Server(self)
         self.listeners = await self._bind()
-        await self.metadata.propose(
-            lambda image: restart_sole_broker(
-                image, self._registration(), broker_epoch=self.metadata.next_offset
-            )
-        )
-        await self.metadata.propose(
-            lambda image: set_feature_levels(image, {f.name: f.level_max for f in SUPPORTED_FEATURES})
-        )
+        await self.metadata.propose(self._decide_to_join)
         self.spawn(self.groups.start())
+
+    def _decide_to_join(self, image: ClusterImage) -> Decision[None]:
+        """Registration and feature levels in one write, because a start waits for it."""
+        epoch = self.metadata.next_offset
+        joined = restart_sole_broker(image, self._registration(), broker_epoch=epoch)
+        after = image.fork()
+        after.apply(joined.records)
+        levels = set_feature_levels(after, {f.name: f.level_max for f in SUPPORTED_FEATURES})
+        return Decision((*joined.records, *levels.records), None)
 
     async def _bind(self) -> tuple[Listener, ...]:
         bound = []
@@ -311,6 +315,7 @@ async def _serve(settings: Settings, on_ready: Callable[[Node], None] | None) ->
     logger.info("serving", extra={"node": node.node_id, "partitions": len(node.partitions)})
     if on_ready is not None:
         on_ready(node)
+    gc.freeze()  # modules and schemas live as long as the process: no need to look through them again and again
     await stop.wait()
     logger.info("stopping", extra={"node": node.node_id})
     await node.stop()
