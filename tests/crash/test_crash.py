@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-
 from tests.brokers import BrokerProcess
 from tests.crash import power
 

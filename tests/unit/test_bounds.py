@@ -8,12 +8,12 @@ import pytest
 from kio.index import load_request_schema
 from kio.schema.metadata.v12.request import MetadataRequest, MetadataRequestTopic
 from kio.serial import entity_writer
+from tests.fuzz.messages import Requests
 
 from penstock.broker.apis import APIS
 from penstock.protocol.bounds import bounds_check
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.schemas import request_decoder
-from tests.fuzz.messages import Requests
 
 METADATA = 3
 

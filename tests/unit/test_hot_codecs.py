@@ -73,7 +73,9 @@ def test_produce_response_is_what_kio_reads(version: int) -> None:
         assert bad.error_message == "no key in record 3"
 
 
-def read_response(api: str, version: int, frame: bytes, correlation: int, *, flexible: bool) -> tuple[Any, str]:
+def read_response(
+    api: str, version: int, frame: bytes, correlation: int, *, flexible: bool
+) -> tuple[Any, str]:
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     assert int.from_bytes(frame[4:8], "big") == correlation
     start = 9 if flexible else 8

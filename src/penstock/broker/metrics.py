@@ -22,13 +22,11 @@ class Histogram:
 
 
 class TopicTraffic:
-    __slots__ = (
-        "bytes_in", "bytes_out", "fetches", "messages_in", "messages_out", "produce_errors", "produces"
-    )  # fmt: skip
+    __slots__ = ("bytes_in", "bytes_out", "fetches", "messages_in", "messages_out")
 
     def __init__(self) -> None:
         self.bytes_in = self.bytes_out = self.messages_in = self.messages_out = 0
-        self.produces = self.fetches = self.produce_errors = 0
+        self.fetches = 0
 
 
 class Metrics:
@@ -39,9 +37,7 @@ class Metrics:
         self.connections_refused = 0
         self.malformed_frames = 0
         self.internal_errors = 0
-        self.storage_errors = 0
         self.flushes = Histogram()
-        self.fetch_session_evictions = 0
 
     def observe_request(self, api_key: int, seconds: float) -> None:
         histogram = self.requests.get(api_key)

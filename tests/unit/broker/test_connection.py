@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -57,6 +57,15 @@ class Client:
             return True
 
 
+async def turn_until(reached: Callable[[], bool]) -> None:
+    """Let the loop turn, and stop at the very turn in which it is reached."""
+    for _ in range(1_000_000):
+        if reached():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("never reached")
+
+
 def frame(api_key: int, version: int, body: bytes = b"", correlation: int = 0) -> bytes:
     message = struct.pack(">hhih", api_key, version, correlation, 4) + b"test" + body
     return struct.pack(">i", len(message)) + message
@@ -77,8 +86,12 @@ def produce(topic: str, value: bytes, *, acks: int = 1, correlation: int = 0) ->
     return frame(PRODUCE, 7, body, correlation)
 
 
-def fetch(topic: str, offset: int, *, max_wait_ms: int = 0, min_bytes: int = 1, correlation: int = 0) -> bytes:
-    body = struct.pack(">iiiib", -1, max_wait_ms, min_bytes, 1 << 20, 0) + struct.pack(">i", 1) + string(topic)
+def fetch(
+    topic: str, offset: int, *, max_wait_ms: int = 0, min_bytes: int = 1, correlation: int = 0
+) -> bytes:
+    body = (
+        struct.pack(">iiiib", -1, max_wait_ms, min_bytes, 1 << 20, 0) + struct.pack(">i", 1) + string(topic)
+    )
     return frame(FETCH, 4, body + struct.pack(">iiqi", 1, 0, offset, 1 << 20), correlation)
 
 
@@ -175,8 +188,7 @@ async def test_frames_beyond_the_memory_bound_wait_for_their_turn(tmp_path: Path
         large = produce("t", b"x" * 80_000)
         slow.writer.write(large[:1000])
         await slow.writer.drain()
-        while node.server.buffers.bytes_in_use == 0:
-            await asyncio.sleep(0.001)
+        await turn_until(lambda: node.server.buffers.bytes_in_use > 0)
         quick.writer.write(large[:70_000])
         await quick.writer.drain()
         slow.writer.write(large[1000:])
@@ -216,8 +228,7 @@ async def test_a_stop_answers_the_writes_under_way(tmp_path: Path) -> None:
         client = await Client.connect(node)
         await client.ask(metadata("t"))
         client.writer.write(b"".join(produce("t", b"x", acks=-1, correlation=i) for i in range(20)))
-        while node.partitions.find("t", 0).log.end_offset < 20:
-            await asyncio.sleep(0)
+        await turn_until(lambda: node.partitions.find("t", 0).log.end_offset == 20)
         await node.stop()
         assert [(await client.reply())[0] for _ in range(20)] == list(range(20))
         assert await client.is_cut_off()
