@@ -58,12 +58,12 @@ class Housekeeping:
             await self.apply_retention(partition)
 
     async def apply_retention(self, partition: Partition) -> None:
-        log, now_ms = partition.log, self._node.now_ms()
+        log, now_ms, end_offset = partition.log, self._node.now_ms(), partition.log.end_offset
         expired = await self._node.in_thread(log.expired_segments, now_ms, partition.high_watermark)
         if not expired or partition.is_retired or self._is_being_cleaned(partition):
             return
         try:
-            files = log.remove_segments(expired, now_ms)
+            files = log.remove_segments(expired, now_ms, end_offset=end_offset)
         except ApiError as error:
             logger.warning("retention failed", extra={"partition": str(partition), "reason": str(error)})
             return

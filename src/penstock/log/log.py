@@ -319,9 +319,14 @@ class Log:
             below=end_offset if below is None else below,
         )
 
-    def remove_segments(self, segments: Sequence[Segment], now_ms: int) -> list[Path]:
-        """Take the oldest segments out of the log. Returns files to unlink after `file_delete_delay_ms`."""
+    def remove_segments(self, segments: Sequence[Segment], now_ms: int, *, end_offset: int) -> list[Path]:
+        """Take the oldest segments out of the log. Returns files to unlink after `file_delete_delay_ms`.
+
+        `end_offset` is where the log ended when this was decided: the active segment stays if it has grown since.
+        """
         present = self._removable(segments)
+        if end_offset != self.end.offset:
+            present = [segment for segment in present if segment is not self._tail.segment]
         if not present:
             return []
         if present[-1] is self._tail.segment:

@@ -217,7 +217,7 @@ def test_retention_is_what_the_model_says(batches_made, retention_bytes, retenti
             kept_from = end
             total -= segment.size
         assert log.expired_segments(NOW_MS, below=below) == expected
-        log.remove_segments(expected, NOW_MS)
+        log.remove_segments(expected, NOW_MS, end_offset=log.end_offset)
         assert log.start_offset == max(kept_from, min(start, log.end_offset))
         assert [h.base_offset for h, _ in read_batches(log)] == [b for b, _ in model if b >= log.start_offset]
 

@@ -253,7 +253,7 @@ def test_segments_removed_during_a_pass_do_not_come_back(log: Log, cleaner: Clea
     def remove_all() -> bool:
         assert cleaner.busy == PARTITION
         if len(log.segments) > 1:
-            log.remove_segments(log.segments[:-1], now_ms=NOW_MS)
+            log.remove_segments(log.segments[:-1], NOW_MS, end_offset=log.end_offset)
         return False
 
     report = cleaner.clean_filthiest({PARTITION: cleanable(log)}, now_ms=NOW_MS, is_cancelled=remove_all)

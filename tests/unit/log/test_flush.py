@@ -175,7 +175,7 @@ def test_retention_of_an_unsynced_segment_does_not_disturb_a_flush(tmp_path):
     log = open_log(tmp_path / "t-0", LogConfig(segment_bytes=180))
     fill(log, HELD_FILES_MAX * 2)
     ticket = log.flush_begin()
-    for path in log.remove_segments(log.segments[:10], now_ms=0):
+    for path in log.remove_segments(log.segments[:10], now_ms=0, end_offset=log.end_offset):
         path.unlink()
     ticket.run()
     log.flush_done(ticket)
@@ -188,7 +188,7 @@ def test_no_descriptor_is_left_open(tmp_path):
     flush(log)
     fill(log, 50)
     log.read(0, 100, log.end)
-    log.remove_segments(log.segments[:60], now_ms=0)
+    log.remove_segments(log.segments[:60], now_ms=0, end_offset=log.end_offset)
     log.truncate_to(90, now_ms=0)
     append(log, b"x")
     log.close()

@@ -186,7 +186,7 @@ def test_a_limit_taken_before_compaction_still_holds(log):
 
 def test_reading_what_retention_removed_meanwhile_is_out_of_range(log):
     gone = log.segments[0]
-    log.remove_segments([gone], now_ms=0)
+    log.remove_segments([gone], now_ms=0, end_offset=log.end_offset)
     with pytest.raises(ApiError) as raised:
         log.read(0, 100, log.end)
     assert raised.value.code is ErrorCode.offset_out_of_range

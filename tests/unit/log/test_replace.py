@@ -113,7 +113,7 @@ def test_names_change_hands_only_while_no_flush_is_writing_indexes(log, monkeypa
 def test_segments_that_have_gone_are_not_replaced(log):
     old = log.segments[0]
     new = rewritten(log, [old], even)
-    log.remove_segments([old], NOW_MS)
+    log.remove_segments([old], NOW_MS, end_offset=log.end_offset)
     with pytest.raises(SegmentsChanged):
         log.replace_segments([old], [new])
     assert new.path.name.endswith(".cleaned")

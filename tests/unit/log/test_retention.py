@@ -24,6 +24,10 @@ def expired(log, **options):
     return [segment.base_offset for segment in log.expired_segments(NOW_MS, **options)]
 
 
+def remove_expired(log):
+    return log.remove_segments(log.expired_segments(NOW_MS), NOW_MS, end_offset=log.end_offset)
+
+
 def test_by_time_only_from_the_oldest_on(tmp_path):
     log = log_of(tmp_path, [9, 8, 3, 20, 1])
     assert expired(log) == [0, 1]
@@ -57,11 +61,21 @@ def test_compacted_topics_lose_only_what_is_below_their_start(tmp_path):
 
 def test_a_log_that_has_expired_altogether_starts_a_new_segment(tmp_path):
     log = log_of(tmp_path, [9, 8])
-    files = log.remove_segments(log.expired_segments(NOW_MS), NOW_MS)
+    files = remove_expired(log)
     assert (log.start_offset, log.end_offset, log.size_bytes) == (2, 2, 0)
     assert all(path.name.endswith(".deleted") for path in files)
     assert append(log, b"x").base_offset == 2
     assert expired(log) == []
+
+
+def test_records_that_arrive_while_retention_decides_are_not_taken_with_the_active_segment(tmp_path):
+    log = open_log(tmp_path / "t-0", LogConfig(retention_ms=DAY_MS))
+    append(log, b"old", timestamp=NOW_MS - 2 * DAY_MS)
+    end_offset, found = log.end_offset, log.expired_segments(NOW_MS)
+    assert found == [log.active_segment]
+    append(log, b"new")
+    assert log.remove_segments(found, NOW_MS, end_offset=end_offset) == []
+    assert values_in(log) == [b"old", b"new"]
 
 
 def test_an_empty_log_has_nothing_to_lose(tmp_path):
@@ -90,7 +104,7 @@ def test_the_age_of_old_segments_is_known_after_a_restart(tmp_path):
 def test_removed_segments_are_renamed_and_their_files_handed_back(tmp_path):
     log = log_of(tmp_path, [9, 8, 3, 1])
     flush(log)
-    files = log.remove_segments(log.expired_segments(NOW_MS), NOW_MS)
+    files = remove_expired(log)
     assert (log.start_offset, offsets_in(log)) == (2, [2, 3])
     assert log.epochs.entries() == [(0, 2)]
     assert {path.name for path in files if path.suffix == ".deleted"} == set(
@@ -107,14 +121,14 @@ def test_removed_segments_are_renamed_and_their_files_handed_back(tmp_path):
 def test_segments_that_have_gone_already_are_passed_over(tmp_path):
     log = log_of(tmp_path, [9, 8, 3, 1])
     found = log.expired_segments(NOW_MS)
-    assert log.remove_segments(found, NOW_MS)
-    assert log.remove_segments(found, NOW_MS) == []
+    assert log.remove_segments(found, NOW_MS, end_offset=log.end_offset)
+    assert log.remove_segments(found, NOW_MS, end_offset=log.end_offset) == []
 
 
 def test_only_the_oldest_can_go(tmp_path):
     log = log_of(tmp_path, [1, 1, 1])
     with pytest.raises(AssertionError):
-        log.remove_segments([log.segments[1]], NOW_MS)
+        log.remove_segments([log.segments[1]], NOW_MS, end_offset=log.end_offset)
 
 
 def test_delete_records_moves_the_start_within_a_segment(tmp_path):
