@@ -6,8 +6,9 @@ import asyncio
 import logging
 import struct
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
@@ -18,27 +19,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.server")
 
 Reply = bytes | bytearray | list[BytesLike] | None
+#: In the place of a reply: the connection ends here, after what is owed before it.
+HANG_UP: Final = bytearray()
 _SIZE = struct.Struct(">i")
 #: api key, version, correlation id: less than that is no request
 _FRAME_BYTES_MIN = 8
+#: Replies held back while frames are handled; more than that leaves at once, so that a slow reader is noticed.
+_CORKED_BYTES_MAX = 64 * 1024
 
 
 class Slot:
-    """The place of a reply that comes later; replies behind it wait for it."""
+    """The place of a reply that comes later; replies behind it wait for it.
 
-    __slots__ = ("api_key", "done", "reply", "started")
+    `on_lost` is called if the connection ends first.
+    """
+
+    __slots__ = ("api_key", "done", "held_bytes", "on_lost", "reply", "started")
 
     def __init__(self, api_key: int) -> None:
         self.api_key = api_key
         self.started = perf_counter()
         self.done = False
         self.reply: Reply = None
+        self.held_bytes = 0  # of a reply that waits for those before it
+        self.on_lost: Callable[[], None] | None = None
 
 
 class Connection(asyncio.BufferedProtocol):
     __slots__ = (
-        "_backlog", "_closing", "_corked", "_filled", "_muted", "_needed", "_partial", "_partial_view", "_slots",
-        "_transport", "_write_paused", "client_host", "last_active", "listener", "peer", "server",
+        "_backlog", "_closing", "_corked", "_corked_bytes", "_filled", "_muted", "_needed", "_partial",
+        "_partial_view", "_slots", "_transport", "_write_paused", "client_host", "last_active", "listener",
+        "peer", "server",
     )  # fmt: skip
 
     def __init__(self, server: Server, listener: str) -> None:
@@ -53,6 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self._filled = self._needed = 0
         self._backlog = b""
         self._corked: list[BytesLike] | None = None  # replies held back while frames are handled
+        self._corked_bytes = 0
         self._muted = self._write_paused = self._closing = False
 
     def __repr__(self) -> str:
@@ -70,23 +82,33 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._closing = True
+        self._leave()
         if self._partial is not None:
             self.server.buffers.give_back(self._partial)
             self._partial = None
-        self._slots.clear()
-        self._backlog = b""
+        self._take_backlog()
         self.server.forget(self)
 
     def close(self) -> None:
-        self._closing = True
+        """End once the client has what was written; what is still owed is not waited for."""
+        self._leave()
         if self._transport is not None:
+            self._uncork()
+            self.last_active = self.server.clock()
             self._transport.close()
 
     def abort(self) -> None:
-        self._closing = True
+        self._leave()
         if self._transport is not None:
             self._transport.abort()
+
+    def _leave(self) -> None:
+        self._closing = True
+        slots, self._slots = self._slots, deque()
+        for slot in slots:
+            self.server.held_bytes -= slot.held_bytes
+            if slot.on_lost is not None:
+                slot.on_lost()
 
     @property
     def is_open(self) -> bool:
@@ -95,6 +117,14 @@ class Connection(asyncio.BufferedProtocol):
     def owes(self, api_key: int) -> bool:
         """A reply to such a request is still due."""
         return any(slot.api_key == api_key and not slot.done for slot in self._slots)
+
+    @property
+    def is_owed_replies(self) -> bool:
+        return bool(self._slots)
+
+    @property
+    def is_write_paused(self) -> bool:
+        return self._write_paused
 
     @property
     def is_mid_frame(self) -> bool:
@@ -132,14 +162,20 @@ class Connection(asyncio.BufferedProtocol):
 
     def _consume(self, data: memoryview, end: int) -> None:
         """Handle every whole frame in data[:end]; replies to pipelined requests leave together."""
-        corked: list[BytesLike] = []
-        self._corked = corked
+        assert self._corked is None, "replies would overtake those held back"
+        self._corked = []
         try:
             self._consume_frames(data, end)
         finally:
+            self._uncork()
             self._corked = None
-        if corked and self._transport is not None:
-            self._transport.writelines(corked)
+
+    def _uncork(self) -> None:
+        corked = self._corked
+        if corked:
+            self._corked, self._corked_bytes = [], 0
+            if self._transport is not None:
+                self._transport.writelines(corked)
 
     def _consume_frames(self, data: memoryview, end: int) -> None:
         position = 0
@@ -173,8 +209,15 @@ class Connection(asyncio.BufferedProtocol):
         self._filled, self._needed = len(piece), needed
 
     def _keep_for_later(self, rest: memoryview) -> None:
-        self._backlog = bytes(rest) + self._backlog
+        assert not self._backlog, "frames would change their order"
+        self._backlog = bytes(rest)
+        self.server.buffers.count_backlog(len(rest))
         self.mute()
+
+    def _take_backlog(self) -> bytes:
+        backlog, self._backlog = self._backlog, b""
+        self.server.buffers.count_backlog(-len(backlog))
+        return backlog
 
     def _refuse_size(self, size: int) -> None:
         self.server.refuse(
@@ -208,8 +251,8 @@ class Connection(asyncio.BufferedProtocol):
         ):
             return
         self._muted = False
-        backlog, self._backlog = self._backlog, b""
-        if backlog:
+        if self._backlog:
+            backlog = self._take_backlog()
             # A writable copy: produce stamps offsets into the bytes it was given.
             self._consume(memoryview(bytearray(backlog)), len(backlog))
         if not self._muted and self._transport is not None:
@@ -234,9 +277,9 @@ class Connection(asyncio.BufferedProtocol):
         if not self._slots:
             self._write(reply)
             return
-        slot = Slot(-1)
+        slot = self.defer(-1)
         slot.done, slot.reply = True, reply
-        self._slots.append(slot)
+        self._hold(slot)
 
     def defer(self, api_key: int) -> Slot:
         """Hold the place of a reply that will come through `fulfil`."""
@@ -246,23 +289,46 @@ class Connection(asyncio.BufferedProtocol):
             self.mute()
         return slot
 
+    def _hold(self, slot: Slot) -> None:
+        """A reply that is ready and has to wait: its memory is counted."""
+        reply = slot.reply
+        slot.held_bytes = sum(map(len, reply)) if isinstance(reply, list) else len(reply or b"")
+        self.server.held_bytes += slot.held_bytes
+
     def fulfil(self, slot: Slot, reply: Reply) -> None:
         self.server.metrics.observe_request(slot.api_key, perf_counter() - slot.started)
         slot.done, slot.reply = True, reply
         slots = self._slots
+        if slots and slots[0] is not slot:
+            self._hold(slot)
         while slots and slots[0].done:
-            ready = slots.popleft().reply
-            if ready is not None:
-                self._write(ready)
+            ready = slots.popleft()
+            self.server.held_bytes -= ready.held_bytes
+            if ready.reply is not None:
+                self._write(ready.reply)
+            slots = self._slots
         if self._muted:
             self.server.progress()
             self.unmute()
 
     def _write(self, reply: bytes | bytearray | list[BytesLike]) -> None:
-        if self._corked is not None:
-            self._corked += reply if isinstance(reply, list) else (reply,)
+        if reply is HANG_UP:
+            self.close()
+        elif self._corked is not None:
+            self._cork(reply)
         elif self._transport is not None:
             if isinstance(reply, list):
                 self._transport.writelines(reply)
             else:
                 self._transport.write(reply)
+
+    def _cork(self, reply: bytes | bytearray | list[BytesLike]) -> None:
+        assert self._corked is not None
+        if isinstance(reply, list):
+            self._corked += reply
+            self._uncork()  # records are large
+        else:
+            self._corked.append(reply)
+            self._corked_bytes += len(reply)
+            if self._corked_bytes > _CORKED_BYTES_MAX:
+                self._uncork()

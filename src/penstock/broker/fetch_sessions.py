@@ -69,6 +69,7 @@ class Opened(NamedTuple):
     wanted: dict[Key, Wanted]
     is_incremental: bool
     error: ErrorCode = ErrorCode.none
+    epoch: int = 0  # of the session while this is its latest request
 
 
 class FetchSessions:
@@ -87,18 +88,18 @@ class FetchSessions:
         session = self._sessions.get(request.session_id)
         if session is None:
             return Opened(None, {}, True, ErrorCode.fetch_session_id_not_found)
+        if session.epoch != request.session_epoch:
+            return Opened(None, {}, True, ErrorCode.invalid_fetch_session_epoch)
         if session.by_id != by_id:
             # The client moved between names and ids, for instance across an upgrade: it starts a new session.
             return Opened(None, {}, True, ErrorCode.fetch_session_topic_id_error)
-        if session.epoch != request.session_epoch:
-            return Opened(None, {}, True, ErrorCode.invalid_fetch_session_epoch)
         session.update(request)
         session.epoch = 1 if session.epoch == _EPOCH_MAX else session.epoch + 1
         session.last_used_ms = now_ms
         if not session.wanted:
             del self._sessions[session.id]
             return Opened(None, {}, True)
-        return Opened(session, session.wanted, True)
+        return Opened(session, session.wanted, True, epoch=session.epoch)
 
     def _open_full(self, request: FetchRequest, *, by_id: bool, now_ms: int) -> Opened:
         self._sessions.pop(request.session_id, None)
@@ -112,7 +113,7 @@ class FetchSessions:
         session = Session(self._fresh_id(), by_id=by_id, now_ms=now_ms)
         session.wanted = wanted
         self._sessions[session.id] = session
-        return Opened(session, wanted, False)
+        return Opened(session, wanted, False, epoch=session.epoch)
 
     def _make_room(self, now_ms: int) -> bool:
         if len(self._sessions) < self._slots_max:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.flush")
 
 
-def end_process(error: OSError) -> None:
+def end_process(error: Exception) -> None:
     """After a failed fsync the page cache may lie about what is on disk, so nothing we say could be trusted."""
     logger.critical("fsync failed; ending the process so that nothing unsafe is acknowledged", exc_info=error)
     logging.shutdown()
@@ -72,10 +72,10 @@ class Flusher:
         started = perf_counter()
 
         def run() -> None:
-            error: OSError | None = None
+            error: Exception | None = None
             try:
                 ticket.run()
-            except OSError as failure:
+            except Exception as failure:
                 error = failure
             with suppress(RuntimeError):  # the loop has closed: nobody waits for this sync any more
                 self._loop.call_soon_threadsafe(self._done, ticket, error, started)
@@ -89,7 +89,7 @@ class Flusher:
             self._idle = self._loop.create_future()
             await self._idle
 
-    def _done(self, ticket: FlushTicket, error: OSError | None, started: float) -> None:
+    def _done(self, ticket: FlushTicket, error: Exception | None, started: float) -> None:
         if error is not None:
             end_process(error)
             return

@@ -255,10 +255,10 @@ class Node:
         levels = self.image.features
         return [feature._replace(level=levels.get(feature.name, 0)) for feature in SUPPORTED_FEATURES]
 
-    def prepare_batch(self, partition: Partition, records: bytes) -> bytearray | memoryview:
+    def prepare_batch(self, partition: Partition, records: bytearray) -> bytearray | memoryview:
         """Blocking: what a topic that must be looked into makes of a batch. Raises ApiError."""
         return prepare(
-            memoryview(bytearray(records)),
+            memoryview(records),
             compacted=partition.is_compacted,
             codec=None if partition.codec is None else _CODECS[partition.codec],
             max_bytes=self.settings.integer("penstock.decompress.max.bytes"),

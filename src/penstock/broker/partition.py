@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
 from penstock.broker.flusher import Flusher
@@ -20,6 +20,10 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.log.log import Appended, Log, LogPosition
+
+
+#: More than any reader waits for.
+_WAKE_ALL: Final = 1 << 62
 
 
 class FetchWaiter(Protocol):
@@ -40,10 +44,11 @@ class Partition:
         "is_compacted",
         "is_internal",
         "isr_size",
+        "last_turn",
         "leader_epoch",
         "log",
         "min_insync_replicas",
-        "preparing",
+        "takes_turns",
         "topic",
         "topic_id",
         "traffic",
@@ -72,7 +77,7 @@ class Partition:
         self.traffic = metrics.traffic(topic)
         # After recovery everything that is left is on disk: the log was read back from it.
         self.high: LogPosition = log.end
-        self.preparing: asyncio.Future[None] | None = None
+        self.last_turn: asyncio.Task[None] | None = None
         self._metrics = metrics
         self._retired = False
         self._commit_waiters: deque[tuple[int, Callable[[ApiError | None], None]]] = deque()
@@ -101,18 +106,32 @@ class Partition:
         self._flushes_on_ack = config.flush == "ack"
         self.is_compacted = config.cleanup_compact
         self.codec = None if config.compression_type == "producer" else config.compression_type
+        self._choose_path()
         if not self._flushes_on_ack:
             self._advance(self.log.end)
+        elif self.log.synced.offset < self.log.end.offset:
+            self._flusher.request()  # what an easier policy has let through is made good
 
     @property
     def is_retired(self) -> bool:
         return self._retired
 
-    @property
-    def must_look_inside(self) -> bool:
-        return (self.is_compacted or self.codec is not None) and not self.is_internal
-
     # -- writing -------------------------------------------------------------------------------------
+
+    def begin_turn(self, task: asyncio.Task[None]) -> None:
+        """This task appends after all that came before it; what comes later waits for it."""
+        self.last_turn = task
+        task.add_done_callback(self._turn_over)
+
+    def _turn_over(self, task: asyncio.Task[None]) -> None:
+        if self.last_turn is task:
+            self.last_turn = None
+            self._choose_path()
+
+    def _choose_path(self) -> None:
+        """Clients' batches that must be looked into go through threads, and none may overtake them."""
+        looks_inside = (self.is_compacted or self.codec is not None) and not self.is_internal
+        self.takes_turns = looks_inside or self.last_turn is not None
 
     def append(self, batch: memoryview, now_ms: int) -> Appended:
         """Append what a client sent. Raises ApiError."""
@@ -158,10 +177,10 @@ class Partition:
         while self._commit_waiters and self._commit_waiters[0][0] < to.offset:
             self._commit_waiters.popleft()[1](None)
         if self._fetch_waiters:
-            if size is None:
-                size = (
-                    to.position - before.position if to.segment_base == before.segment_base else to.position
-                )
+            if to.segment_base != before.segment_base:
+                size = _WAKE_ALL  # a read ends with its segment, so waiting for more would not bring more
+            elif size is None:
+                size = to.position - before.position
             for waiter in tuple(self._fetch_waiters):
                 waiter.bytes_arrived(size)
 
@@ -208,4 +227,4 @@ class Partition:
         while self._commit_waiters:
             self._commit_waiters.popleft()[1](error)
         for waiter in tuple(self._fetch_waiters):
-            waiter.bytes_arrived(1 << 62)
+            waiter.bytes_arrived(_WAKE_ALL)

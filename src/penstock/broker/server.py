@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -30,7 +30,8 @@ class Server:
         self.metrics = node.metrics
         self.frame_bytes_max = settings.integer("socket.request.max.bytes")
         self.inflight_max = settings.integer("penstock.max.inflight.requests.per.connection")
-        self.buffers = FrameBuffers(settings.integer("queued.max.request.bytes"))
+        self.buffers = FrameBuffers(settings.integer("queued.max.request.bytes"), self._memory_freed)
+        self.held_bytes = 0  # replies that wait for those before them
         self.is_closing = False
         self.slow_readers: set[Connection] = set()
         self.connections: set[Connection] = set()
@@ -42,24 +43,31 @@ class Server:
         self._frame_seconds_max = settings.integer("penstock.request.read.timeout.ms") / 1000
         self._unsent_bytes_max = settings.integer("penstock.max.queued.response.bytes")
         self._per_host: Counter[str] = Counter()
-        self._waiting_for_memory: list[Connection] = []
+        self._waiting_for_memory: OrderedDict[Connection, None] = OrderedDict()
         self._servers: list[asyncio.Server] = []
         self._progress = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def bind(self, listener: Listener) -> int:
         """Returns the bound port; clients are not let in before `serve`. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
+        server = await self._listen(listener, listener.port)
+        ports = _ports(server)
+        if len(set(ports)) > 1:
+            # A name with several addresses and no port of its own: one that is free on all of them.
+            server.close()
+            server = await self._listen(listener, ports[0])
+        self._servers.append(server)
+        return _ports(server)[0]
+
+    async def _listen(self, listener: Listener, port: int) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(
             lambda: Connection(self, listener.name),
             listener.host or None,
-            listener.port,
+            port,
             backlog=self.node.settings.integer("socket.listen.backlog.size"),
             reuse_address=True,
             start_serving=False,
         )
-        self._servers.append(server)
-        return int(server.sockets[0].getsockname()[1])
 
     async def serve(self) -> None:
         for server in self._servers:
@@ -117,7 +125,7 @@ class Server:
         self._per_host[host] -= 1
         if self._per_host[host] <= 0:
             del self._per_host[host]
-        self._memory_freed()
+        self._waiting_for_memory.pop(connection, None)
         self.progress()
 
     def refuse(self, connection: Connection, reason: str) -> None:
@@ -134,26 +142,48 @@ class Server:
     # -- memory --------------------------------------------------------------------------------------
 
     def wait_for_memory(self, connection: Connection) -> None:
-        self._waiting_for_memory.append(connection)
-        asyncio.get_running_loop().call_later(0.01, self._memory_freed)
+        """Read on from this connection when requests have let go of some memory; first come, first served."""
+        connection.mute()
+        self._waiting_for_memory[connection] = None
 
     def _memory_freed(self) -> None:
-        waiting, self._waiting_for_memory = self._waiting_for_memory, []
-        for connection in waiting:
+        if self._waiting_for_memory:
+            asyncio.get_running_loop().call_soon(self._wake_waiting)
+
+    def _wake_waiting(self) -> None:
+        waiting = self._waiting_for_memory
+        while waiting and not self.buffers.is_full:
+            connection, _ = waiting.popitem(last=False)
             connection.unmute()
+            if connection in waiting:
+                waiting.move_to_end(connection, last=False)
+                return
 
     def response_bytes_left(self) -> int:
-        """What fetches may still add to the replies that slow readers have not taken."""
-        if not self.slow_readers:
-            return self._unsent_bytes_max
-        return self._unsent_bytes_max - sum(c.unsent_bytes for c in self.slow_readers)
+        """What fetches may still add to the replies that nobody has taken yet."""
+        left = self._unsent_bytes_max - self.held_bytes
+        if self.slow_readers:
+            left -= sum(connection.unsent_bytes for connection in self.slow_readers)
+        return left
 
     def _sweep(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
         now = self.clock()
         for connection in list(self.connections):
-            idle = now - connection.last_active
-            if connection.is_mid_frame and idle > self._frame_seconds_max:
-                self.refuse(connection, "the rest of a request did not arrive in time")
-            elif 0 < self._idle_seconds_max < idle:
-                connection.close()
-        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+            self._check_idle(connection, now)
+
+    def _check_idle(self, connection: Connection, now: float) -> None:
+        idle = now - connection.last_active
+        if connection.is_mid_frame and idle > self._frame_seconds_max:
+            self.refuse(connection, "the rest of a request did not arrive in time")
+        elif not connection.is_open:
+            if idle > self._frame_seconds_max:
+                connection.abort()  # it does not take what it is still to be sent
+        elif connection.is_owed_replies and not connection.is_write_paused:
+            connection.last_active = now  # it is we who keep it waiting
+        elif 0 < self._idle_seconds_max < idle:
+            connection.close()
+
+
+def _ports(server: asyncio.Server) -> list[int]:
+    return [int(socket.getsockname()[1]) for socket in server.sockets]

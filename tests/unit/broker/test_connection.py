@@ -1,104 +1,32 @@
 """What a client may rely on at the level of frames, against a real node on a real socket."""
 
 import asyncio
-import contextlib
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.unit.broker.raw_client import (
+    API_VERSIONS,
+    METADATA,
+    PRODUCE,
+    Client,
+    base_offset,
+    fetch,
+    frame,
+    metadata,
+    produce,
+    running,
+    turn_until,
+)
 
 from penstock.broker.node import Node
-from penstock.broker.settings import load_settings
-from penstock.protocol.records import Record, encode_batch
-
-API_VERSIONS, METADATA, PRODUCE, FETCH = 18, 3, 0, 1
-
-
-@contextlib.asynccontextmanager
-async def running(tmp_path: Path, **settings: str) -> AsyncIterator[Node]:
-    given = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path / "data")}
-    given |= {name.replace("_", "."): value for name, value in settings.items()}
-    node = Node(load_settings(given, {}))
-    await node.start()
-    try:
-        yield node
-    finally:
-        await node.stop()
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     async with running(tmp_path) as node:
         yield node
-
-
-class Client:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    @classmethod
-    async def connect(cls, node: Node) -> "Client":
-        return cls(*await asyncio.open_connection("127.0.0.1", node.listeners[0].port))
-
-    async def reply(self) -> tuple[int, bytes]:
-        size = struct.unpack(">i", await self.reader.readexactly(4))[0]
-        data = await self.reader.readexactly(size)
-        return struct.unpack_from(">i", data)[0], data[4:]
-
-    async def ask(self, frame: bytes) -> bytes:
-        self.writer.write(frame)
-        return (await self.reply())[1]
-
-    async def is_cut_off(self) -> bool:
-        try:
-            return await self.reader.read(1) == b""
-        except ConnectionError:
-            return True
-
-
-async def turn_until(reached: Callable[[], bool]) -> None:
-    """Let the loop turn, and stop at the very turn in which it is reached."""
-    for _ in range(1_000_000):
-        if reached():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("never reached")
-
-
-def frame(api_key: int, version: int, body: bytes = b"", correlation: int = 0) -> bytes:
-    message = struct.pack(">hhih", api_key, version, correlation, 4) + b"test" + body
-    return struct.pack(">i", len(message)) + message
-
-
-def string(text: str) -> bytes:
-    return struct.pack(">h", len(text)) + text.encode()
-
-
-def metadata(topic: str, correlation: int = 0) -> bytes:
-    return frame(METADATA, 4, struct.pack(">i", 1) + string(topic) + b"\x01", correlation)
-
-
-def produce(topic: str, value: bytes, *, acks: int = 1, correlation: int = 0) -> bytes:
-    batch = bytes(encode_batch([Record(0, 1_000, None, value)]))
-    body = struct.pack(">hhi", -1, acks, 5_000) + struct.pack(">i", 1) + string(topic)
-    body += struct.pack(">iii", 1, 0, len(batch)) + batch
-    return frame(PRODUCE, 7, body, correlation)
-
-
-def fetch(
-    topic: str, offset: int, *, max_wait_ms: int = 0, min_bytes: int = 1, correlation: int = 0
-) -> bytes:
-    body = (
-        struct.pack(">iiiib", -1, max_wait_ms, min_bytes, 1 << 20, 0) + struct.pack(">i", 1) + string(topic)
-    )
-    return frame(FETCH, 4, body + struct.pack(">iiqi", 1, 0, offset, 1 << 20), correlation)
-
-
-def base_offset(reply: bytes, topic: str) -> int:
-    error, offset = struct.unpack_from(">hq", reply, 4 + 2 + len(topic) + 4 + 4)
-    assert error == 0
-    return int(offset)
 
 
 async def test_pipelined_replies_come_in_request_order(node: Node) -> None:

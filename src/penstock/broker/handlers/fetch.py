@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,20 +57,21 @@ class _Answer(NamedTuple):
     key: Key
     wanted: Wanted
     data: PartitionData
+    next_offset: int  # after the records; -1 where there are none
 
 
 class _Collected(NamedTuple):
     answers: list[_Answer]
     records_bytes: int
-    has_news: bool  # an error or a diverging epoch: nothing to wait for
+    is_final: bool  # waiting would not make it better
 
 
 class _NotCached(Exception):
     """The bytes wanted next are not in the page cache; reading them would block the loop."""
 
-    def __init__(self, key: Key, read: Callable[[], Slice]) -> None:
-        super().__init__(key)
-        self.key = key
+    def __init__(self, key: Key, offset: int, read: Callable[[], Slice]) -> None:
+        super().__init__(key, offset)
+        self.place = (key, offset)
         self.read = read
 
 
@@ -87,7 +87,7 @@ class _Fetch:
         self._by_id = ctx.version >= TOPIC_IDS_FROM
         partitions = ctx.node.partitions
         self._partitions_of = partitions.by_raw_id if self._by_id else partitions.by_raw_name
-        self._read_from_disk: dict[Key, tuple[int, Slice]] = {}
+        self._read_from_disk: dict[tuple[Key, int], Slice | ApiError] = {}
         self._connection: Connection | None = None
         self._slot: Slot | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -101,25 +101,26 @@ class _Fetch:
         budget = self._bytes_allowed()
         answers: list[_Answer] = []
         total = 0
-        has_news = False
+        is_final = False
         for key, wanted in self._opened.wanted.items():
+            next_offset = -1
             try:
-                data = self._read(key, wanted, budget - total, is_first=total == 0)
+                data, next_offset = self._read(key, wanted, budget - total, is_first=total == 0)
             except ApiError as error:
                 data = self._error(key, error)
-            if data.error != _OK or data.diverging_epoch is not None:
-                has_news = True
+            is_final = is_final or _is_final(data, next_offset)
             if not self._opened.is_incremental or _is_news(wanted, data):
-                answers.append(_Answer(key, wanted, data))
+                answers.append(_Answer(key, wanted, data, next_offset))
             total += len(data.records)
-        return _Collected(answers, total, has_news)
+        return _Collected(answers, total, is_final)
 
     def _bytes_allowed(self) -> int:
         allowed = min(self._request.max_bytes, self._node.fetch_bytes_max)
-        assert self._node.server is not None
         return min(allowed, max(self._node.server.response_bytes_left(), _BYTES_ALWAYS_ALLOWED))
 
-    def _read(self, key: Key, wanted: Wanted, bytes_left: int, *, is_first: bool) -> PartitionData:
+    def _read(
+        self, key: Key, wanted: Wanted, bytes_left: int, *, is_first: bool
+    ) -> tuple[PartitionData, int]:
         partition = self._find(key)
         if wanted.leader_epoch >= 0 and wanted.leader_epoch != partition.leader_epoch:
             _refuse_epoch(wanted.leader_epoch, partition.leader_epoch)
@@ -129,31 +130,31 @@ class _Fetch:
         upto = partition.last_stable if read_committed else partition.high
         stable = upto.offset if read_committed else high
         if wanted.last_fetched_epoch >= 0 and (diverging := _divergence(log, wanted)) is not None:
-            return PartitionData(key[1], _OK, high, stable, log.start_offset, diverging_epoch=diverging)
+            return PartitionData(key[1], _OK, high, stable, log.start_offset, diverging_epoch=diverging), -1
         records: BytesLike = b""
+        next_offset = -1
         if not log.start_offset <= wanted.offset <= log.end_offset:
             raise ApiError(ErrorCode.offset_out_of_range)
         if wanted.offset < upto.offset and (bytes_left > 0 or is_first):
             size = min(wanted.max_bytes, bytes_left)
             piece = self._records(key, partition, wanted.offset, size, upto, is_first)
-            records = piece.data
-            partition.traffic.bytes_out += len(records)
-            partition.traffic.messages_out += piece.next_offset - wanted.offset
-            partition.traffic.fetches += 1
+            records, next_offset = piece
         aborted = () if read_committed else None
-        return PartitionData(key[1], _OK, high, stable, log.start_offset, records, aborted)
+        return PartitionData(key[1], _OK, high, stable, log.start_offset, records, aborted), next_offset
 
     def _records(
         self, key: Key, partition: Partition, offset: int, size: int, upto: LogPosition, is_first: bool
     ) -> Slice:
-        from_disk = self._read_from_disk.get(key)
-        if from_disk is not None and from_disk[0] == offset:
-            return from_disk[1]
+        if self._read_from_disk and (from_disk := self._read_from_disk.get((key, offset))) is not None:
+            if isinstance(from_disk, ApiError):
+                raise from_disk
+            return from_disk
         log = partition.log
         try:
             return log.read(offset, size, upto, at_least_one=is_first, nowait=True)
         except BlockingIOError:
-            raise _NotCached(key, partial(log.read, offset, size, upto, at_least_one=is_first)) from None
+            read = partial(log.read, offset, size, upto, at_least_one=is_first)
+            raise _NotCached(key, offset, read) from None
 
     def _find(self, key: Key) -> Partition:
         found = self._partitions_of.get(key[0])
@@ -177,7 +178,7 @@ class _Fetch:
         request = self._request
         return (
             collected.records_bytes >= request.min_bytes
-            or collected.has_news
+            or collected.is_final
             or request.max_wait_ms <= 0
             or not self._opened.wanted
         )
@@ -185,21 +186,34 @@ class _Fetch:
     # -- answering -----------------------------------------------------------------------------------
 
     def reply(self, answers: list[_Answer]) -> Reply:
-        session = self._opened.session
+        opened, session = self._opened, self._opened.session
         topics: list[tuple[bytes, list[PartitionData]]] = []
-        for key, wanted, data in answers:
+        error = opened.error
+        if session is not None and session.epoch != opened.epoch:
+            # A later request has moved the session on, so what is said here would be taken for its answer.
+            error, answers = ErrorCode.invalid_fetch_session_epoch, []
+        for key, wanted, data, next_offset in answers:
             if not topics or topics[-1][0] != key[0]:
                 topics.append((key[0], []))
             topics[-1][1].append(data)
+            if next_offset >= 0:
+                self._count(key, len(data.records), next_offset - wanted.offset)
             if session is not None:
                 self._remember_told(key, wanted, data)
         return encode_fetch_response(
             self._ctx.version,
             self._correlation_id,
-            error=self._opened.error.value,
+            error=error.value,
             session_id=0 if session is None else session.id,
             topics=topics,
         )
+
+    def _count(self, key: Key, size: int, records: int) -> None:
+        partition = self._partitions_of[key[0]][key[1]]
+        traffic = partition.traffic
+        traffic.bytes_out += size
+        traffic.messages_out += records
+        traffic.fetches += 1
 
     def _remember_told(self, key: Key, wanted: Wanted, data: PartitionData) -> None:
         wanted.high_watermark = data.high_watermark
@@ -224,6 +238,7 @@ class _Fetch:
     def _open_slot(self, connection: Connection) -> None:
         self._connection = connection
         self._slot = connection.defer(self._ctx.api_key)
+        self._slot.on_lost = self._stop_waiting
 
     def _watch(self) -> None:
         for key in self._opened.wanted:
@@ -245,14 +260,15 @@ class _Fetch:
         self._stop_waiting()
         assert self._connection is not None
         assert self._slot is not None
-        if not self._connection.is_open:
-            return
         try:
-            collected = self.collect()
+            reply = self.reply(self.collect().answers)
         except _NotCached as cold:
             self._node.spawn(self._finish_cold(cold))
-            return
-        self._connection.fulfil(self._slot, self.reply(collected.answers))
+        except Exception:
+            # Whoever appended what this reader waited for must not suffer from it.
+            self._node.server.failed(self._connection)
+        else:
+            self._connection.fulfil(self._slot, reply)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
@@ -271,21 +287,34 @@ class _Fetch:
         return self._slot
 
     async def _finish_cold(self, cold: _NotCached) -> None:
-        while True:
-            try:
-                await self._fetch_from_disk(cold)
-                collected = self.collect()
-                break
-            except _NotCached as another:
-                cold = another
         assert self._connection is not None
         assert self._slot is not None
-        self._connection.fulfil(self._slot, self.reply(collected.answers))
+        try:
+            collected = await self._collect_from_disk(cold)
+            self._connection.fulfil(self._slot, self.reply(collected.answers))
+        except Exception:
+            self._node.server.failed(self._connection)
 
-    async def _fetch_from_disk(self, cold: _NotCached) -> None:
-        offset = self._opened.wanted[cold.key].offset
-        with suppress(ApiError):  # collect() meets the same error and reports it
-            self._read_from_disk[cold.key] = (offset, await self._node.in_thread(cold.read))
+    async def _collect_from_disk(self, cold: _NotCached) -> _Collected:
+        """Each round waits for what the one before found missing; an error counts as found."""
+        while True:
+            try:
+                self._read_from_disk[cold.place] = await self._node.in_thread(cold.read)
+            except ApiError as error:
+                self._read_from_disk[cold.place] = error
+            try:
+                return self.collect()
+            except _NotCached as another:
+                cold = another
+
+
+def _is_final(data: PartitionData, next_offset: int) -> bool:
+    """An error, another history, or more than could be read in one piece: waiting would change nothing."""
+    return (
+        data.error != _OK
+        or data.diverging_epoch is not None
+        or (next_offset < data.last_stable_offset and len(data.records) > 0)
+    )
 
 
 def _is_news(wanted: Wanted, data: PartitionData) -> bool:

@@ -8,9 +8,10 @@ into (compacted, or with a codec of their own) are decoded in a thread and appen
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
-from penstock.broker.connection import Connection, Reply, Slot
+from penstock.broker.connection import HANG_UP, Connection, Reply, Slot
 from penstock.broker.context import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.produce import (
@@ -25,6 +26,7 @@ from penstock.protocol.records import HEADER_BYTES, TRANSACTIONAL
 if TYPE_CHECKING:
     from penstock.broker.node import Node
     from penstock.broker.partition import Partition
+    from penstock.log.log import Appended
 
 _ACKS_ALL, _ACKS_NONE = -1, 0
 _LEGAL_ACKS = frozenset({-1, 0, 1})
@@ -53,8 +55,8 @@ def handle(
             try:
                 partition = _writable(found, index, records, acks, unknown)
                 assert records is not None
-                if partition.must_look_inside:
-                    waiting = waiting or _Waiting(ctx, request, correlation_id, topics)
+                if partition.takes_turns:
+                    waiting = waiting or _Waiting(ctx, connection, request, correlation_id, topics)
                     waiting.prepare(partition, records, results)
                     continue
                 appended = partition.append(records, now_ms)
@@ -67,11 +69,11 @@ def handle(
                 )
             )
             if acks == _ACKS_ALL and appended.last_offset >= partition.high.offset:
-                waiting = waiting or _Waiting(ctx, request, correlation_id, topics)
+                waiting = waiting or _Waiting(ctx, connection, request, correlation_id, topics)
                 waiting.for_commit(partition, appended.last_offset, results, len(results) - 1)
     if waiting is not None:
-        return waiting.begin(connection)
-    return _finished(connection, version, correlation_id, acks, topics)
+        return waiting.begin()
+    return _finished(version, correlation_id, acks, topics)
 
 
 def _writable(
@@ -110,14 +112,12 @@ def _refused(node: Node, index: int, error: ApiError) -> PartitionResult:
     return PartitionResult(index, error.code.value, message=error.message)
 
 
-def _finished(
-    connection: Connection, version: int, correlation_id: int, acks: int, topics: list[tuple[bytes, Results]]
-) -> Reply:
+def _finished(version: int, correlation_id: int, acks: int, topics: list[tuple[bytes, Results]]) -> Reply:
     if acks != _ACKS_NONE:
         return encode_produce_response(version, correlation_id, topics)
     if any(result.error for _, results in topics for result in results):
         # The only way to tell a client that waits for no answer, as Apache Kafka does.
-        connection.close()
+        return HANG_UP
     return None
 
 
@@ -127,18 +127,19 @@ class _Waiting:
     def __init__(
         self,
         ctx: RequestContext,
+        connection: Connection,
         request: ProduceRequest,
         correlation_id: int,
         topics: list[tuple[bytes, Results]],
     ) -> None:
         self._ctx = ctx
+        self._connection = connection
         self._acks = request.acks
         self._timeout_ms = request.timeout_ms
         self._correlation_id = correlation_id
         self._topics = topics
         self._open: set[tuple[int, int]] = set()  # (identity of the results list, place in it)
         self._lists: dict[int, Results] = {}
-        self._connection: Connection | None = None
         self._slot: Slot | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -154,42 +155,69 @@ class _Waiting:
 
     def prepare(self, partition: Partition, records: memoryview, results: Results) -> None:
         """Decode off the loop; the bytes are copied because the frame's buffer is reused meanwhile."""
+        max_bytes = partition.log.config.max_message_bytes
+        if len(records) > max_bytes:
+            raise ApiError(
+                ErrorCode.message_too_large,
+                f"record batch of {len(records)} bytes, the topic takes {max_bytes}",
+            )
         place = len(results)
         results.append(PartitionResult(partition.index, ErrorCode.request_timed_out.value))
         key = self._opened(results, place)
-        previous = partition.preparing
-        task = self._ctx.node.spawn(self._prepared(partition, bytes(records), results, place, key, previous))
-        partition.preparing = task
+        turn = self._append_in_turn(partition, bytearray(records), partition.last_turn)
+        task = self._ctx.node.spawn(self._take_turn(turn, partition, results, place, key))
+        partition.begin_turn(task)
+        self._hold_memory(len(records), task)
 
-    async def _prepared(
+    def _hold_memory(self, size: int, task: asyncio.Task[None]) -> None:
+        server = self._ctx.node.server
+        server.buffers.hold(size)
+        task.add_done_callback(lambda _: server.buffers.release(size))
+        if server.buffers.is_full:
+            server.wait_for_memory(self._connection)
+
+    async def _take_turn(
         self,
+        turn: Coroutine[None, None, Appended],
         partition: Partition,
-        records: bytes,
         results: Results,
         place: int,
         key: tuple[int, int],
-        previous: asyncio.Future[None] | None,
     ) -> None:
-        node = self._ctx.node
         try:
-            prepared = asyncio.ensure_future(node.in_thread(node.prepare_batch, partition, records))
-            if previous is not None and not previous.done():
-                await asyncio.wait([previous])
-            appended = partition.append(memoryview(await prepared), node.now_ms())
+            appended = await turn
         except ApiError as error:
-            results[place] = _refused(node, partition.index, error)
+            results[place] = _refused(self._ctx.node, partition.index, error)
+        except Exception:
+            self._ctx.node.server.failed(self._connection)
         else:
             results[place] = PartitionResult(
                 partition.index, 0, appended.base_offset, appended.append_time_ms, partition.log.start_offset
             )
-            if self._acks == _ACKS_ALL and appended.last_offset >= partition.high.offset:
+            if (
+                key in self._open
+                and self._acks == _ACKS_ALL
+                and appended.last_offset >= partition.high.offset
+            ):
                 self.for_commit(partition, appended.last_offset, results, place)
                 return
         self._done(key)
 
-    def begin(self, connection: Connection) -> Slot:
-        self._connection = connection
-        self._slot = connection.defer(self._ctx.api_key)
+    async def _append_in_turn(
+        self, partition: Partition, records: bytearray, previous: asyncio.Task[None] | None
+    ) -> Appended:
+        """Batches are prepared side by side and appended in the order in which they came."""
+        node = self._ctx.node
+        prepared = node.in_thread(node.prepare_batch, partition, records)
+        if previous is not None:
+            await asyncio.wait([previous])
+        batch = memoryview(await prepared)
+        if partition.is_retired:
+            raise ApiError(ErrorCode.unknown_topic_or_partition, "the topic was deleted")
+        return partition.append(batch, node.now_ms())
+
+    def begin(self) -> Slot:
+        self._slot = self._connection.defer(self._ctx.api_key)
         if not self._open:
             self._reply()
         else:
@@ -219,7 +247,6 @@ class _Waiting:
     def _reply(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        assert self._connection is not None
         assert self._slot is not None
-        reply = _finished(self._connection, self._ctx.version, self._correlation_id, self._acks, self._topics)
+        reply = _finished(self._ctx.version, self._correlation_id, self._acks, self._topics)
         self._connection.fulfil(self._slot, reply)
