@@ -13,6 +13,7 @@ from penstock.cluster.delta import ImageDelta
 from penstock.cluster.effective import Effective, effective_topic_settings
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.state import ResourceType, TopicState
+from penstock.log.store import Wanted
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -81,21 +82,10 @@ class PartitionTable:
     def _open_logs(
         self, wanted: dict[tuple[str, int], TopicState], configs: dict[str, LogConfig]
     ) -> dict[tuple[str, int], Log]:
-        store, now_ms = self._node.store, self._node.now_ms()
-        stored = set(store.stored())
-        existing = []
-        for key in wanted.keys() & stored:
-            if store.topic_id(*key) == wanted[key].id:
-                existing.append(key)
-            else:
-                logger.warning(
-                    "removing what an earlier topic left", extra={"partition": f"{key[0]}-{key[1]}"}
-                )
-                store.purge([store.delete(*key)])
-                stored.discard(key)
-        logs = store.open_these({key: configs[key[0]] for key in existing}, now_ms=now_ms).opened
-        new = {key: (wanted[key].id, configs[key[0]]) for key in wanted.keys() - stored}
-        return {**logs, **store.create_these(new, now_ms=now_ms)}
+        return self._node.store.open_or_create_these(
+            {key: Wanted(topic.id, configs[key[0]]) for key, topic in wanted.items()},
+            now_ms=self._node.now_ms(),
+        ).opened
 
     def _adopt(self, topic: TopicState, index: int, log: Log) -> Partition:
         """Serve a log that is open already."""
@@ -125,11 +115,18 @@ class PartitionTable:
         self._node.metrics.topics.pop(topic.name, None)
         for partition in partitions.values():
             await partition.close()
-        await self._node.in_thread(self._delete_logs, topic.name, sorted(partitions))
+        await self._node.in_thread(self._delete_logs, topic)
 
-    def _delete_logs(self, topic: str, indexes: list[int]) -> None:
+    def _delete_logs(self, topic: TopicState) -> None:
+        """Those that could not be opened too. What cannot be moved is reported, as the topic is gone anyway."""
         store = self._node.store
-        store.purge([store.delete(topic, index) for index in indexes])
+        for name, index in store.stored():
+            if name != topic.name or index not in topic.partitions:
+                continue
+            try:
+                store.purge([store.delete(name, index)])
+            except OSError as error:
+                logger.error("log not deleted", extra={"partition": f"{name}-{index}", "reason": str(error)})
 
     def _reconfigure(self, image: ClusterImage, resource_type: int, name: str) -> None:
         names = [name] if resource_type == ResourceType.TOPIC else list(image.topics)

@@ -5,22 +5,15 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 from uuid import UUID, uuid4
 
 from penstock.log import identity
-from penstock.log.checkpoints import (
-    DamagedCheckpoint,
-    PartitionKey,
-    read_offsets,
-    replace_durably,
-    sync_directory,
-    write_offsets,
-)
+from penstock.log.checkpoints import PartitionKey, replace_durably, sync_directory
 from penstock.log.config import DAY_MS, LogConfig
 from penstock.log.files import DESCRIPTORS_MAX, FilePool
 from penstock.log.log import Log
@@ -31,15 +24,10 @@ from penstock.log.names import (
     partition_folder,
     stray_folder,
 )
-from penstock.log.recovery import CorruptLog
-from penstock.protocol.errors import ApiError
+from penstock.log.offset_files import OffsetFiles
 
 LOCK: Final = ".lock"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
-RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
-START_OFFSETS: Final = "log-start-offset-checkpoint"
-HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
-CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
 
 #: As Kafka writes it, for a node without a broker epoch.
 _CLEAN_MARKER: Final = b'{"version":0,"brokerEpoch":-1}'
@@ -49,6 +37,13 @@ _logger = logging.getLogger("penstock.log")
 
 class StoreLocked(Exception):
     """Another process has this data folder open."""
+
+
+class Wanted(NamedTuple):
+    """A partition that should be served."""
+
+    topic_id: UUID
+    config: LogConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +76,8 @@ class LogStore:
         self._lock_fd = lock_fd
         self._threads = threads
         self._producer_expiry_ms = producer_expiry_ms
-        self._recovery_points = _offsets(directory / RECOVERY_POINTS)
-        self._start_offsets = _offsets(directory / START_OFFSETS)
-        self.high_watermarks = _offsets(directory / HIGH_WATERMARKS)
-        # Checkpoints and deletion may come from different threads.
+        self._offsets = OffsetFiles(directory)
+        # Checkpoints, creation and deletion may come from different threads.
         self._lock = threading.RLock()
 
     @classmethod
@@ -126,8 +119,8 @@ class LogStore:
         return self._owner.directory_id
 
     @property
-    def cleaner_checkpoint(self) -> Path:
-        return self.directory / CLEANER_OFFSETS
+    def high_watermarks(self) -> Mapping[PartitionKey, int]:
+        return self._offsets.high_watermarks
 
     # Partitions
 
@@ -138,53 +131,52 @@ class LogStore:
     def topic_id(self, topic: str, index: int) -> UUID | None:
         return identity.read_topic_id(self._folder(topic, index))
 
-    def open_all(self, config_for: Callable[[str, int], LogConfig], *, now_ms: int) -> OpenReport:
-        """Open what is not open yet, several at a time; one that cannot be opened stops no other."""
-        waiting = [key for key in self.stored() if key not in self.logs]
-        return self.open_these({key: config_for(*key) for key in waiting}, now_ms=now_ms)
-
-    def open_these(self, configs: Mapping[PartitionKey, LogConfig], *, now_ms: int) -> OpenReport:
-        with ThreadPoolExecutor(max_workers=self._threads, thread_name_prefix="recovery") as pool:
-            results = pool.map(lambda key: self._try_open(key, configs[key], now_ms), configs)
-            outcomes = dict(zip(configs, results, strict=True))
-        failed = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Exception)}
-        opened = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Log)}
-        return OpenReport(opened=opened, failed=failed)
-
     def open_or_create(
         self, topic: str, index: int, topic_id: UUID, config: LogConfig, *, now_ms: int
     ) -> Log:
-        """A folder left by an earlier topic of this name is set aside. Raises CorruptLog or OSError."""
-        if self._folder(topic, index).is_dir():
-            stored_id = self.topic_id(topic, index)
-            if stored_id in (None, topic_id):
-                return self._open(topic, index, config, now_ms)
-            self._set_aside(topic, index, stray_folder(topic, index, uuid4().hex))
-        return self.create(topic, index, topic_id, config, now_ms=now_ms)
+        """Raises what keeps the partition from being opened."""
+        key = (topic, index)
+        report = self.open_or_create_these({key: Wanted(topic_id, config)}, now_ms=now_ms)
+        if key in report.failed:
+            raise report.failed[key]
+        return report.opened[key]
 
-    def create(self, topic: str, index: int, topic_id: UUID, config: LogConfig, *, now_ms: int) -> Log:
-        """A new, empty partition whose folder survives a power cut. Raises OSError when it exists."""
-        folder = self._folder(topic, index)
-        folder.mkdir()
-        identity.write_topic_id(folder, topic_id)
-        sync_directory(self.directory)
-        with self._lock:
-            self._forget_offsets(topic, index)
-        return self._open(topic, index, config, now_ms)
+    def open_or_create_these(self, wanted: Mapping[PartitionKey, Wanted], *, now_ms: int) -> OpenReport:
+        """Several at a time; one that cannot be opened stops no other. New folders survive a power cut.
 
-    def create_these(
-        self, partitions: Mapping[PartitionKey, tuple[UUID, LogConfig]], *, now_ms: int
-    ) -> dict[PartitionKey, Log]:
-        """New, empty partitions whose folders survive a power cut. Raises OSError."""
-        for (topic, index), (topic_id, _) in partitions.items():
-            folder = self._folder(topic, index)
-            folder.mkdir()
-            identity.write_topic_id(folder, topic_id)
-        sync_directory(self.directory)
-        with self._lock:
-            for topic, index in partitions:
-                self._forget_offsets(topic, index)
-        return {key: self._open(*key, config, now_ms) for key, (_, config) in partitions.items()}
+        A folder left by an earlier topic of the same name is set aside. Raises OSError when a sync fails.
+        """
+        blocked = self._make_way(wanted)
+        makes_folders = not wanted.keys() <= self._stored_folders()
+
+        def open_one(item: tuple[PartitionKey, Wanted]) -> Log | Exception:
+            return blocked.get(item[0]) or self._try_open(*item, now_ms)
+
+        with ThreadPoolExecutor(max_workers=self._threads, thread_name_prefix="recovery") as pool:
+            outcomes = dict(zip(wanted, pool.map(open_one, wanted.items()), strict=True))
+        if makes_folders:
+            sync_directory(self.directory)
+        failed = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Exception)}
+        self._report(failed)
+        opened = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Log)}
+        return OpenReport(opened=opened, failed=failed)
+
+    def _make_way(self, wanted: Mapping[PartitionKey, Wanted]) -> dict[PartitionKey, Exception]:
+        """Nothing is left that other topics of the same names left behind. Returns where that failed."""
+        blocked: dict[PartitionKey, Exception] = {}
+        for key in self._stored_folders() & wanted.keys():
+            try:
+                if self.topic_id(*key) not in (None, wanted[key].topic_id):
+                    self._set_aside(*key, stray_folder(*key, uuid4().hex))
+            except OSError as error:
+                blocked[key] = error
+        new = sorted(wanted.keys() - self._stored_folders())
+        try:
+            with self._lock:
+                self._offsets.forget_durably(new)
+        except OSError as error:
+            blocked.update(dict.fromkeys(new, error))
+        return blocked
 
     def delete(self, topic: str, index: int) -> Path:
         """Take a partition out of the folder at once. Returns what `purge` removes."""
@@ -201,7 +193,7 @@ class LogStore:
             os.rename(self._folder(topic, index), target)
             if log is not None:
                 log.moved_to(target)
-            self._forget_offsets(topic, index)
+            self._offsets.forget((topic, index))
             sync_directory(self.directory)
         return target
 
@@ -214,13 +206,9 @@ class LogStore:
     def checkpoint(self, high_watermarks: Mapping[PartitionKey, int] | None = None) -> None:
         """Write down how far each log is synced and where it starts, and the high watermarks if given."""
         with self._lock:
-            self._recovery_points.update({key: log.recovery_point for key, log in self.logs.items()})
-            self._start_offsets.update({key: log.start_offset for key, log in self.logs.items()})
-            write_offsets(self.directory / RECOVERY_POINTS, self._recovery_points)
-            write_offsets(self.directory / START_OFFSETS, self._start_offsets)
-            if high_watermarks is not None:
-                self.high_watermarks.update(high_watermarks)
-                write_offsets(self.directory / HIGH_WATERMARKS, self.high_watermarks)
+            self._offsets.recovery_points.update({key: log.recovery_point for key, log in self.logs.items()})
+            self._offsets.start_offsets.update({key: log.start_offset for key, log in self.logs.items()})
+            self._offsets.write(high_watermarks)
 
     def close(self, *, clean: bool = True, high_watermarks: Mapping[PartitionKey, int] | None = None) -> None:
         """`clean=False` leaves everything as a crash would. Raises OSError when a sync fails."""
@@ -254,36 +242,38 @@ class LogStore:
         self.purge(path for path in self.directory.iterdir() if is_deleted_folder(path.name))
         sync_directory(self.directory)
 
-    def _try_open(self, key: PartitionKey, config: LogConfig, now_ms: int) -> Log | Exception:
+    def _try_open(self, key: PartitionKey, wanted: Wanted, now_ms: int) -> Log | Exception:
         try:
-            return self._open(*key, config, now_ms)
-        except (OSError, CorruptLog, ApiError) as error:
-            _logger.error(
-                "partition cannot be opened",
-                extra={"topic": key[0], "partition": key[1], "reason": str(error)},
-            )
-            self.failed[key] = error
+            log = self._open(key, wanted, now_ms)
+        except Exception as error:
             return error
+        with self._lock:
+            self.failed.pop(key, None)
+            self.logs[key] = log
+        return log
 
-    def _open(self, topic: str, index: int, config: LogConfig, now_ms: int) -> Log:
-        key = (topic, index)
-        log = Log.open(
-            self._folder(topic, index),
-            config,
+    def _report(self, failed: dict[PartitionKey, Exception]) -> None:
+        with self._lock:
+            self.failed.update(failed)
+        for (topic, index), error in failed.items():
+            extra = {"topic": topic, "partition": index, "reason": f"{type(error).__name__}: {error}"}
+            _logger.error("partition cannot be opened", extra=extra, exc_info=error)
+
+    def _open(self, key: PartitionKey, wanted: Wanted, now_ms: int) -> Log:
+        folder = self._folder(*key)
+        folder.mkdir(exist_ok=True)
+        if self.topic_id(*key) is None:
+            identity.write_topic_id(folder, wanted.topic_id)
+        return Log.open(
+            folder,
+            wanted.config,
             files=self.files,
             clean=self.clean,
-            recovery_point=self._recovery_points.get(key, 0),
-            start_offset=self._start_offsets.get(key, 0),
+            recovery_point=self._offsets.recovery_points.get(key, 0),
+            start_offset=self._offsets.start_offsets.get(key, 0),
             now_ms=now_ms,
             producer_expiry_ms=self._producer_expiry_ms,
         )
-        self.failed.pop(key, None)
-        self.logs[key] = log
-        return log
-
-    def _forget_offsets(self, topic: str, index: int) -> None:
-        for offsets in (self._recovery_points, self._start_offsets, self.high_watermarks):
-            offsets.pop((topic, index), None)
 
     def _folder(self, topic: str, index: int) -> Path:
         return self.directory / partition_folder(topic, index)
@@ -302,12 +292,3 @@ def _lock(directory: Path) -> int:
         os.close(fd)
         raise StoreLocked(f"{directory} is in use by another process") from None
     return fd
-
-
-def _offsets(path: Path) -> dict[PartitionKey, int]:
-    """A damaged checkpoint costs time, not data: everything is then checked from the start."""
-    try:
-        return read_offsets(path)
-    except DamagedCheckpoint as error:
-        _logger.warning("checkpoint dropped", extra={"file": str(path), "reason": str(error)})
-        return {}

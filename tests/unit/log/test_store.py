@@ -1,8 +1,11 @@
 """The data folder: ownership, clean and unclean starts, partitions coming and going."""
 
+import errno
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
 
@@ -12,7 +15,7 @@ from tests.unit.log.helpers import NOW_MS, append, fill, flush, offsets_in, valu
 from penstock.log.checkpoints import read_offsets
 from penstock.log.config import LogConfig
 from penstock.log.identity import WrongOwner, parse_uuid, uuid_text
-from penstock.log.store import LogStore, StoreLocked
+from penstock.log.store import LogStore, StoreLocked, Wanted
 
 CONFIG = LogConfig()
 TOPIC_ID = UUID("01234567-89ab-cdef-0123-456789abcdef")
@@ -23,11 +26,11 @@ def opened(directory: Path, **options) -> LogStore:
 
 
 def open_all(store):
-    return store.open_all(lambda topic, index: CONFIG, now_ms=NOW_MS)
+    return store.open_or_create_these(dict.fromkeys(store.stored(), Wanted(TOPIC_ID, CONFIG)), now_ms=NOW_MS)
 
 
 def create(store, topic="orders", index=0):
-    return store.create(topic, index, TOPIC_ID, CONFIG, now_ms=NOW_MS)
+    return store.open_or_create(topic, index, TOPIC_ID, CONFIG, now_ms=NOW_MS)
 
 
 def test_a_clean_stop_is_followed_by_a_clean_start(tmp_path):
@@ -70,7 +73,7 @@ def test_a_crash_is_followed_by_recovery_from_the_checkpoint(tmp_path, monkeypat
 def test_only_one_process_owns_the_folder(tmp_path):
     store = opened(tmp_path)
     attempt = (
-        "import sys; from pathlib import Path; from penstock.log.store import LogStore, StoreLocked\n"
+        "import sys; from pathlib import Path; from penstock.log.store import LogStore, StoreLocked, Wanted\n"
         "try: LogStore.open(Path(sys.argv[1]), node_id=1)\n"
         "except StoreLocked as error: print(error)"
     )
@@ -194,6 +197,81 @@ def test_open_or_create_opens_what_is_there(tmp_path):
     store.close()
     store = opened(tmp_path)
     assert offsets_in(store.open_or_create("orders", 0, TOPIC_ID, CONFIG, now_ms=NOW_MS)) == [0, 1, 2]
+
+
+def test_a_folder_that_has_lost_its_topic_id_keeps_its_data(tmp_path):
+    store = opened(tmp_path)
+    fill(create(store), 3)
+    store.close()
+    (tmp_path / "orders-0" / "partition.metadata").write_bytes(b"")
+    store = opened(tmp_path)
+    assert offsets_in(create(store)) == [0, 1, 2]
+    assert store.topic_id("orders", 0) == TOPIC_ID
+
+
+def test_a_topic_made_anew_is_not_opened_by_what_was_known_of_the_old_one(tmp_path):
+    """Neither its start offset, which would drop all that is below, nor its recovery point, which vouches for bytes."""
+    store = opened(tmp_path)
+    log = create(store)
+    fill(log, 50)
+    flush(log)
+    log.delete_records_before(40)
+    store.checkpoint()
+    store.purge([store.delete("orders", 0)])
+    log = create(store)
+    fill(log, 5)
+    flush(log)
+    store.close(clean=False)
+    log = open_all(opened(tmp_path)).opened["orders", 0]
+    assert (log.start_offset, offsets_in(log)) == (0, [0, 1, 2, 3, 4])
+
+
+def test_a_partition_that_cannot_be_made_is_named_and_the_others_serve(tmp_path, monkeypatch):
+    store = opened(tmp_path)
+    mkdir = Path.mkdir
+
+    def refuse_the_second(path, *args, **options):
+        if path.name == "orders-1":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        mkdir(path, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", refuse_the_second)
+    wanted = {("orders", index): Wanted(TOPIC_ID, CONFIG) for index in range(3)}
+    report = store.open_or_create_these(wanted, now_ms=NOW_MS)
+    assert set(report.opened) == {("orders", 0), ("orders", 2)}
+    assert report.failed.keys() == store.failed.keys() == {("orders", 1)}
+    monkeypatch.undo()
+    assert create(store, index=1).end_offset == 0
+    assert not store.failed
+
+
+def test_a_folder_that_cannot_be_read_stops_no_other(tmp_path):
+    store = opened(tmp_path)
+    for index in range(2):
+        fill(create(store, index=index), 3)
+    store.close()
+    metadata = tmp_path / "orders-0" / "partition.metadata"
+    metadata.unlink()
+    metadata.mkdir()
+    report = open_all(opened(tmp_path))
+    assert set(report.opened) == {("orders", 1)}
+    assert set(report.failed) == {("orders", 0)}
+
+
+def test_checkpoints_are_taken_while_partitions_come_and_go(tmp_path):
+    store = opened(tmp_path, threads=1)
+    running = threading.Event()
+
+    def checkpoints():
+        while not running.is_set():
+            store.checkpoint()
+
+    with ThreadPoolExecutor(1) as pool:
+        failed = pool.submit(checkpoints)
+        for index in range(40):
+            create(store, index=index)
+        running.set()
+        failed.result()
 
 
 def test_the_longest_topic_name_fits(tmp_path):
