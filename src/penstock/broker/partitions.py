@@ -73,7 +73,7 @@ class PartitionTable:
         if not wanted:
             return
         settings = {name: self._settings_of(image, name) for name in {name for name, _ in wanted}}
-        configs = {name: log_config(effective) for name, effective in settings.items()}
+        configs = {name: self._log_config(effective) for name, effective in settings.items()}
         logs = await self._node.in_thread(self._open_logs, wanted, configs)
         for (name, index), log in logs.items():
             partition = self._adopt(wanted[name, index], index, log)
@@ -109,6 +109,11 @@ class PartitionTable:
         overrides = image.config(ResourceType.TOPIC, topic)
         return effective_topic_settings(overrides, node_layers(self._node.settings, image))
 
+    def _log_config(self, settings: dict[str, Effective]) -> LogConfig:
+        """What produce may unfold is what look-ups and compaction can unfold again."""
+        decoded_bytes_max = self._node.settings.integer("penstock.decompress.max.bytes")
+        return log_config(settings, decoded_bytes_max=decoded_bytes_max)
+
     async def _drop(self, topic: TopicState) -> None:
         partitions = self.by_raw_name.pop(topic.name.encode(), {})
         self.by_raw_id.pop(topic.id.bytes, None)
@@ -135,7 +140,7 @@ class PartitionTable:
             if not partitions:
                 continue
             settings = self._settings_of(image, topic)
-            config = log_config(settings)
+            config = self._log_config(settings)
             for partition in partitions.values():
                 partition.log.configure(config)
                 partition.min_insync_replicas = _min_insync_replicas(settings)

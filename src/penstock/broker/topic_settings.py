@@ -33,7 +33,7 @@ def node_layers(settings: Settings, image: ClusterImage) -> tuple[Layer, ...]:
     )
 
 
-def log_config(settings: Mapping[str, Effective]) -> LogConfig:
+def log_config(settings: Mapping[str, Effective], *, decoded_bytes_max: int) -> LogConfig:
     """`settings` is every setting of the topic, as `effective_topic_settings` gives them."""
     value: dict[str, Any] = {name: effective.value for name, effective in settings.items()}
     flush, flush_interval_ms = _flush_policy(value)
@@ -58,6 +58,7 @@ def log_config(settings: Mapping[str, Effective]) -> LogConfig:
         compression_type=value["compression.type"],
         flush=flush,
         flush_interval_ms=flush_interval_ms,
+        decoded_bytes_max=decoded_bytes_max,
     )
 
 

@@ -34,4 +34,11 @@ class LogConfig:
     flush: FlushPolicy = "ack"
     flush_interval_ms: int = 1000
     #: A batch that must be decoded (look-up by timestamp, compaction) may grow to this and no further.
-    decoded_bytes_max: int = 256 << 20
+    decoded_bytes_max: int = 64 << 20
+
+    @property
+    def segment_ms_max(self) -> int:
+        """Only closed segments are compacted, so one that must be soon may not stay open for longer."""
+        if self.cleanup_compact and self.max_compaction_lag_ms > 0:
+            return min(self.segment_ms, self.max_compaction_lag_ms)
+        return self.segment_ms

@@ -14,8 +14,11 @@ from penstock.log.config import LogConfig
 
 
 def config(overrides: dict[str, str] | None = None, node: dict[str, str] | None = None) -> LogConfig:
-    layers = node_layers(load_settings(node or {}, {}), ClusterImage())
-    return log_config(effective_topic_settings(overrides or {}, layers))
+    settings = load_settings(node or {}, {})
+    return log_config(
+        effective_topic_settings(overrides or {}, node_layers(settings, ClusterImage())),
+        decoded_bytes_max=settings.integer("penstock.decompress.max.bytes"),
+    )
 
 
 def test_a_topic_that_sets_nothing_has_the_logs_own_defaults() -> None:
