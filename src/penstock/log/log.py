@@ -50,6 +50,7 @@ class Log:
         self._reader = Reader(segments, files)
         self._tail = Tail(segments.last)
         self._flush = FlushState(self.end)
+        self._segment_ms_max = config.segment_ms_max
         self._replacing: tuple[Segment, ...] = ()
         # Taken by whoever changes the list of segments: rolling on the loop, compaction in its thread.
         self._lock = threading.Lock()
@@ -121,6 +122,7 @@ class Log:
 
     def configure(self, config: LogConfig) -> None:
         self.config = config
+        self._segment_ms_max = config.segment_ms_max
 
     # Appending
 
@@ -200,7 +202,7 @@ class Log:
         age_ms = max_timestamp - first if first >= 0 else now_ms - segment.created_ms
         return (
             segment.size + size > config.segment_bytes
-            or age_ms > config.segment_ms
+            or age_ms > self._segment_ms_max
             or segment.index_full
             or not segment.can_hold(last_offset)
         )

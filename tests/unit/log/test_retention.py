@@ -162,6 +162,17 @@ def test_segments_roll_by_the_time_of_their_records(tmp_path):
     assert [segment.base_offset for segment in log.segments] == [0, 3, 5]
 
 
+def test_segments_roll_in_time_for_max_compaction_lag(tmp_path):
+    compacted = LogConfig(cleanup_compact=True, segment_ms=DAY_MS, max_compaction_lag_ms=1000)
+    log = open_log(tmp_path / "t-0", compacted)
+    for age_ms in (2000, 1000, 999):
+        append(log, b"x", timestamp=NOW_MS - age_ms)
+    assert [segment.base_offset for segment in log.segments] == [0, 2]
+    log.configure(LogConfig(segment_ms=DAY_MS, max_compaction_lag_ms=1000))
+    append(log, b"x", timestamp=NOW_MS + 1000)
+    assert len(log.segments) == 2
+
+
 def test_segments_without_timestamps_roll_by_the_clock(tmp_path):
     log = open_log(tmp_path / "t-0", LogConfig(segment_ms=1000))
     for at in (0, 1000, 1001, 2001, 2002):
