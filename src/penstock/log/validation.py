@@ -10,6 +10,7 @@ from penstock.protocol.records import (
     CODEC_MASK,
     CONTROL,
     CRC_FROM,
+    DELETE_HORIZON,
     HEADER,
     HEADER_BYTES,
     LENGTH_OVERHEAD_BYTES,
@@ -20,6 +21,8 @@ Header = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 _CODEC_LAST: Final = max(Codec)
 _MAGIC: Final = 2
+#: A delete horizon in a client's hands would end tombstones on the first pass that sees them.
+_BROKERS_ATTRIBUTES: Final = CONTROL | DELETE_HORIZON
 
 
 def checked_header(batch: memoryview, config: LogConfig, now_ms: int, internal: bool) -> Header:
@@ -54,7 +57,7 @@ def checked_header(batch: memoryview, config: LogConfig, now_ms: int, internal: 
     if attributes & CODEC_MASK > _CODEC_LAST:
         raise ApiError(ErrorCode.unsupported_compression_type, "unknown compression codec")
     if not internal and (
-        base_offset or attributes & CONTROL or (producer >= 0 and (sequence < 0 or epoch < 0))
+        base_offset or attributes & _BROKERS_ATTRIBUTES or (producer >= 0 and (sequence < 0 or epoch < 0))
     ):
         raise _client_error(header)
     if config.timestamp_type == "CreateTime":
@@ -108,6 +111,8 @@ def _client_error(header: Header) -> ApiError:
         return _invalid(f"record batch with base offset {header[0]} instead of 0")
     if header[5] & CONTROL:
         return _invalid("clients may not write control records")
+    if header[5] & DELETE_HORIZON:
+        return _invalid("clients may not set a delete horizon")
     return _invalid(f"producer {header[9]} sent epoch {header[10]} and sequence {header[11]}")
 
 

@@ -73,6 +73,7 @@ def test_the_file_holds_exactly_the_batches(tmp_path):
         (changed(batch_of(b"x"), 21, ">h", 6), ErrorCode.unsupported_compression_type),
         (changed(batch_of(b"x"), 0, ">q", 5), ErrorCode.invalid_record),
         (batch_of(b"x", attributes=0x20), ErrorCode.invalid_record),
+        (batch_of(b"x", attributes=0x40), ErrorCode.invalid_record),
         (batch_of(b"x", attributes=0x08), ErrorCode.invalid_timestamp),
         (batch_of(b"x", producer=(1, 0, -1)), ErrorCode.invalid_record),
         (batch_of(b"x", producer=(1, -1, 0)), ErrorCode.invalid_record),
@@ -80,7 +81,7 @@ def test_the_file_holds_exactly_the_batches(tmp_path):
     ],
     ids=[
         "short", "cut", "magic", "length", "two batches", "checksum", "no records", "negative count", "delta",
-        "codec", "base offset", "control", "log append time", "no sequence", "no epoch", "future",
+        "codec", "base offset", "control", "delete horizon", "log append time", "no sequence", "no epoch", "future",
     ],
 )  # fmt: skip
 def test_what_is_not_one_sound_batch_is_refused_and_leaves_no_trace(tmp_path, batch, code):
