@@ -15,7 +15,7 @@ from penstock.log.checkpoints import sync_directory
 from penstock.log.compaction import BatchFilter, CompactionStats, LastRecord
 from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.keymap import KeyMap
-from penstock.log.log import Log
+from penstock.log.log import Log, SegmentsChanged
 from penstock.log.lookup import modified_ms, offset_index
 from penstock.log.names import CLEANED, SEGMENT_FILES, SWAP
 from penstock.log.outcomes import Outcome, TransactionOutcomes
@@ -152,10 +152,10 @@ class Compaction:
         return changed
 
     def _swap(self, group: Sequence[Segment], new: Sequence[Segment]) -> None:
-        current = self._log.segments
-        if not all(segment in current for segment in group):
-            raise CleaningCancelled("segments were removed while they were compacted")
-        self.unlink += self._log.replace_segments(group, new)
+        try:
+            self.unlink += self._log.replace_segments(group, new)
+        except SegmentsChanged as changed:
+            raise CleaningCancelled(str(changed)) from None
 
     # Reading
 

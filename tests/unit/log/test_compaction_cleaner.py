@@ -258,7 +258,8 @@ def test_segments_removed_during_a_pass_do_not_come_back(log: Log, cleaner: Clea
 
     report = cleaner.clean_filthiest({PARTITION: cleanable(log)}, now_ms=NOW_MS, is_cancelled=remove_all)
     assert report is not None
-    assert report.error == "segments were removed while they were compacted"
+    assert report.error is not None
+    assert "segments to replace have gone" in report.error
     assert cleaner.uncleanable == {}
     log.abandon()
     assert pairs(open_log(log.directory)) == []
