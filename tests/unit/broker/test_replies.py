@@ -82,7 +82,7 @@ async def test_a_client_that_pipelines_fetches_and_reads_nothing_costs_no_more_t
         await create_topic(node, "t", max_message_bytes="2000000")
         writer, reader = await Client.connect(node), await Client.connect(node, receive_bytes=4096)
         for _ in range(8):
-            assert (await writer.produce("t", bytes(500_000))).error == 0
+            assert (await writer.produce("t", bytes(500_000), acks=-1)).error == 0
         one = fetch("t", 0)
         reader.writer.write(one * (LANDING_BYTES // len(one)))
         connection = await _connection_of(node, reader)
@@ -97,7 +97,7 @@ async def test_replies_held_back_behind_a_long_poll_count_against_the_bound(tmp_
         await create_topic(node, "quiet")
         client = await Client.connect(node)
         for _ in range(40):
-            assert (await client.produce("t", bytes(60_000))).error == 0
+            assert (await client.produce("t", bytes(60_000), acks=-1)).error == 0
         client.writer.write(fetch("quiet", 0, max_wait_ms=_FOREVER_MS) + fetch("t", 0) * 50)
         connection = await _connection_of(node, client)
         await until(lambda: [slot.done for slot in connection._slots] == [False] + 50 * [True])
@@ -181,11 +181,11 @@ async def test_a_client_that_is_kept_waiting_is_not_idle(tmp_path: Path) -> None
 
 
 async def test_a_client_that_takes_nothing_does_not_stay_for_ever(tmp_path: Path) -> None:
-    bounds = {"connections_max_idle_ms": "100", "penstock_request_read_timeout_ms": "100"}
+    bounds = {"connections_max_idle_ms": "1500", "penstock_request_read_timeout_ms": "100"}
     async with running(tmp_path, **bounds) as node:
         await create_topic(node, "t", max_message_bytes="20000000")
         writer = await Client.connect(node)
-        assert (await writer.produce("t", bytes(12_000_000))).error == 0
+        assert (await writer.produce("t", bytes(12_000_000), acks=-1)).error == 0
         client = await Client.connect(node, receive_bytes=4096)
         client.writer.write(fetch("t", 0) * 20)
         connection = await _connection_of(node, client)
