@@ -265,14 +265,14 @@ class Log:
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampMatch | None:
         """The first record whose timestamp is not below the given one. Blocking: decodes a batch."""
-        return timestamps.first_at_or_after(
-            self._reader.segments, self.files, timestamp, self.start_offset, self.config.decoded_bytes_max
-        )
+        return timestamps.first_at_or_after(self._reader.segments, timestamp, self._search())
 
     def offset_of_max_timestamp(self) -> TimestampMatch | None:
-        return timestamps.largest(
-            self._reader.segments, self.files, self.start_offset, self.config.decoded_bytes_max
-        )
+        """The first record that has the largest timestamp. Blocking, as above."""
+        return timestamps.largest(self._reader.segments, self._search())
+
+    def _search(self) -> timestamps.Search:
+        return timestamps.Search(self.files, self.start_offset, self.config.decoded_bytes_max)
 
     def end_offset_for(self, epoch: int) -> tuple[int, int]:
         """OffsetForLeaderEpoch: the largest known epoch up to the asked one, and where it ended."""

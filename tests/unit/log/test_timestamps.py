@@ -1,6 +1,12 @@
 """Offsets by timestamp, exact to the record."""
 
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.unit.log.helpers import NOW_MS, append, marker_of, open_log
 
 from penstock.log.config import LogConfig
@@ -44,6 +50,60 @@ def test_the_largest_timestamp_and_where_it_first_is(tmp_path):
     for number in range(40):
         append_at(log, number, 1000 if number in (17, 30) else 0, epoch=2)
     assert log.offset_of_max_timestamp() == (1000, 35, 2)
+
+
+def test_a_marker_does_not_hide_the_largest_timestamp(tmp_path):
+    log = open_log(tmp_path / "t-0", CONFIG)
+    append(log, b"x", timestamp=5, producer=(1, 0, 0), attributes=0x10)
+    append(log, b"y", timestamp=7, producer=(1, 0, 1), attributes=0x10)
+    append(log, b"y", timestamp=7, producer=(1, 0, 2), attributes=0x10)
+    log.append(marker_of(1, 0, commit=True), leader_epoch=0, now_ms=NOW_MS, internal=True)
+    assert log.offset_of_max_timestamp() == (7, 1, 0)
+
+
+def test_what_lies_before_the_start_does_not_hide_the_largest_timestamp(tmp_path):
+    log = open_log(tmp_path / "t-0", CONFIG)
+    append_at(log, 90, 40, 50)
+    append_at(log, 45)
+    assert log.offset_of_max_timestamp() == (90, 0, 0)
+    log.delete_records_before(1)
+    assert log.offset_of_max_timestamp() == (50, 2, 0)
+    log.delete_records_before(3)
+    assert log.offset_of_max_timestamp() == (45, 3, 0)
+    log.delete_records_before(4)
+    assert log.offset_of_max_timestamp() is None
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=4), max_size=25),
+    st.integers(0, 60),
+    st.booleans(),
+)
+def test_timestamps_in_any_order_are_found_as_a_scan_finds_them(batches, start, reopen):
+    with TemporaryDirectory() as folder:
+        log = open_log(Path(folder) / "t-0", CONFIG)
+        for timestamps in batches:
+            append_at(log, *timestamps)
+        log.delete_records_before(min(start, log.end_offset))
+        start = log.start_offset
+        if reopen:
+            log.close()
+            log = open_log(Path(folder) / "t-0", CONFIG, clean=True, start_offset=start)
+        records = [(ts, offset, 0) for offset, ts in enumerate(chain(*batches)) if offset >= start]
+        for asked in range(32):
+            assert log.offset_for_timestamp(asked) == next((r for r in records if r[0] >= asked), None)
+        assert log.offset_of_max_timestamp() == max(records, key=lambda r: (r[0], -r[1]), default=None)
+        log.abandon()
+
+
+def test_under_log_append_time_every_record_has_the_time_of_its_append(tmp_path):
+    log = open_log(tmp_path / "t-0", LogConfig(timestamp_type="LogAppendTime", index_interval_bytes=0))
+    for now_ms in (1000, 1000, 900, 2000):
+        append(log, b"x", b"y", timestamp=5, now_ms=now_ms)
+    found = [log.offset_for_timestamp(asked) for asked in (0, 900, 1000, 1001, 2000, 2001)]
+    assert found == [(1000, 0, 0), (1000, 0, 0), (1000, 0, 0), (2000, 6, 0), (2000, 6, 0), None]
+    assert log.offset_of_max_timestamp() == (2000, 6, 0)
 
 
 def test_control_records_are_not_found(tmp_path):
