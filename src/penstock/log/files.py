@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import OrderedDict
-from errno import EOPNOTSUPP
+from errno import EMFILE, ENFILE, EOPNOTSUPP
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,8 @@ DESCRIPTORS_MAX: Final = 512
 INDEX_BYTES_MAX: Final = 64 << 20
 
 _NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
+_READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
+_NO_DESCRIPTORS: Final = frozenset({EMFILE, ENFILE})
 
 
 class _OpenFile:
@@ -49,13 +51,10 @@ class FilePool:
         with self._lock:
             file = self._open.get(segment)
             if file is None:
-                # Under the lock that renames take too, so that the name still means this segment.
-                file = self._open[segment] = _OpenFile(os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC))
-                file.pins = 1
-                self._close_surplus()
+                file = self._opened(segment)
             else:
                 self._open.move_to_end(segment)
-                file.pins += 1
+            file.pins += 1
             return file
 
     def unpin(self, file: _OpenFile) -> None:
@@ -82,7 +81,9 @@ class FilePool:
         return buffer
 
     def forget(self, segment: Segment) -> None:
+        """The segment has left its log: what a late reader opens of it does not stay open."""
         with self._lock:
+            segment.retired = True
             self._forget(segment)
 
     def rename(self, segment: Segment, suffix: str) -> None:
@@ -103,6 +104,8 @@ class FilePool:
         size = len(offsets) * OFFSET_ENTRY_BYTES + len(times) * TIME_ENTRY_BYTES
         with self._lock:
             segment.offsets, segment.times = offsets, times
+            if segment.retired:
+                return
             self._indexed_bytes += size - self._indexed.pop(segment, 0)
             self._indexed[segment] = size
             while self._indexed_bytes > self._index_bytes_max and len(self._indexed) > 1:
@@ -128,12 +131,28 @@ class FilePool:
             if file.pins == 0:
                 os.close(file.fd)
 
-    def _close_surplus(self) -> None:
-        surplus = len(self._open) - self._descriptors_max
-        if surplus <= 0:
+    def _opened(self, segment: Segment) -> _OpenFile:
+        """Under the lock that renames take too, so that the name still means this segment."""
+        try:
+            file = _OpenFile(os.open(segment.path, _READ_FLAGS))
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTORS:
+                raise
+            self._close_idle(len(self._open))
+            file = _OpenFile(os.open(segment.path, _READ_FLAGS))
+        if segment.retired:
+            file.forgotten = True
+        else:
+            self._close_idle(len(self._open) + 1 - self._descriptors_max)
+            self._open[segment] = file
+        return file
+
+    def _close_idle(self, count: int) -> None:
+        """The least recently used; those in use stay, and the pool is larger than its bound for so long."""
+        if count <= 0:
             return
         idle = [segment for segment, file in self._open.items() if file.pins == 0]
-        for segment in idle[:surplus]:
+        for segment in idle[:count]:
             os.close(self._open.pop(segment).fd)
 
 

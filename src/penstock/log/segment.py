@@ -15,7 +15,8 @@ class Segment:
     """Light on purpose: opening a log makes one for each file and reads none of them.
 
     `offsets` and `times` are None until somebody looks something up; the one being written always has them.
-    `next_base` is the base offset of the segment that follows, None for the last one.
+    `next_base` is the base offset of the segment that follows, None for the last one. A `retired` one has left
+    its log; who reads it still may finish.
     """
 
     __slots__ = (
@@ -30,6 +31,7 @@ class Segment:
         "max_timestamp_offset",
         "next_base",
         "offsets",
+        "retired",
         "size",
         "suffix",
         "times",
@@ -44,6 +46,7 @@ class Segment:
         self.size = size
         self.next_base: int | None = None
         self.cleaned = False
+        self.retired = False
         self.created_ms = created_ms
         self.first_timestamp = UNKNOWN
         self.max_timestamp = UNKNOWN

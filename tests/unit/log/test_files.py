@@ -1,5 +1,6 @@
 """The pool of read descriptors."""
 
+import errno
 import os
 
 import pytest
@@ -45,6 +46,36 @@ def test_a_descriptor_in_use_is_never_closed(tmp_path):
     fd = pinned[0].fd
     pool.unpin(pinned[0])
     assert not is_open(fd)
+
+
+def test_a_segment_that_has_left_its_log_does_not_stay_open(tmp_path):
+    """Or its space would not come back for as long as nobody needs the descriptor."""
+    pool, (segment,) = FilePool(), segments(tmp_path, 1)
+    pool.forget(segment)
+    file = pool.pin(segment)
+    again = pool.pin(segment)
+    assert os.pread(file.fd, 9, 0) == os.pread(again.fd, 9, 0) == b"0"
+    pool.unpin(file)
+    pool.unpin(again)
+    assert not is_open(file.fd)
+    assert not is_open(again.fd)
+    assert len(pool) == 0
+
+
+def test_without_descriptors_to_spare_idle_ones_are_given_up(tmp_path, monkeypatch):
+    pool, (a, b, c) = FilePool(), segments(tmp_path, 3)
+    idle, used = pool.pin(a), pool.pin(b)
+    pool.unpin(idle)
+    real = os.open
+
+    def scarce(path, *args):
+        if is_open(idle.fd):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, *args)
+
+    monkeypatch.setattr(os, "open", scarce)
+    assert os.pread(pool.pin(c).fd, 9, 0) == b"2"
+    assert os.pread(used.fd, 9, 0) == b"1"
 
 
 def test_a_renamed_segment_is_found_under_its_new_name(tmp_path):
