@@ -23,4 +23,3 @@ def test_a_node_survives_two_hundred_thousand_frames() -> None:
     result = fuzz(FRAMES, seed=20_261_115)
     assert result["answered"] > FRAMES / 10, "most of the frames must reach a handler, or this proves nothing"
     assert result["malformed"] > FRAMES / 10
-

@@ -5,7 +5,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ROWS = [line for line in (ROOT / "docs/requirements.md").read_text().splitlines() if line.startswith("| ")]
-DELIVERED = {*(f"L{n}" for n in range(1, 8)), *(f"P{n}" for n in range(1, 6)), *(f"C{n}" for n in range(1, 5))}
+DELIVERED = {
+    *(f"L{n}" for n in range(1, 8)),
+    *(f"P{n}" for n in range(1, 6)),
+    *(f"C{n}" for n in range(1, 5)),
+}
 
 
 def test_every_named_file_exists() -> None:
