@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.cluster.delta import ImageDelta, TopicPartition
 from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.housekeeping")
 
-_FLUSH_CHECK_SECONDS = 0.1
+_FLUSH_CHECK_MS = 100
+_REFUSED_CHECK_MS = 5_000
+#: However often a setting asks for a chore, requests come first.
+_REST_MS_MIN = 10
 
 
 class Housekeeping:
@@ -34,7 +38,8 @@ class Housekeeping:
             "checkpoint", settings.integer("log.flush.offset.checkpoint.interval.ms"), self._checkpoint
         )
         self._repeat("producers", settings.integer("producer.id.expiration.check.interval.ms"), self._expire)
-        self._repeat("flush", int(_FLUSH_CHECK_SECONDS * 1000), self._flush_by_interval)
+        self._repeat("flush", _FLUSH_CHECK_MS, self._flush_by_interval)
+        self._repeat("refused", _REFUSED_CHECK_MS, self._try_refused)
         if settings.boolean("log.cleaner.enable"):
             self._repeat("cleaner", settings.integer("log.cleaner.backoff.ms"), self._clean)
 
@@ -44,7 +49,7 @@ class Housekeeping:
     def _repeat(self, name: str, interval_ms: int, chore: Callable[[], Awaitable[None]]) -> None:
         async def forever() -> None:
             while True:
-                await asyncio.sleep(interval_ms / 1000)
+                await asyncio.sleep(max(interval_ms, _REST_MS_MIN) / 1000)
                 try:
                     await chore()
                 except Exception:
@@ -55,18 +60,18 @@ class Housekeeping:
 
     async def _retain(self) -> None:
         for partition in self._node.partitions:
-            await self.apply_retention(partition)
+            try:
+                await self.apply_retention(partition)
+            except (ApiError, OSError) as error:
+                # One log that cannot be worked on must not keep the others from being cut.
+                logger.warning("retention failed", extra={"partition": str(partition), "reason": str(error)})
 
     async def apply_retention(self, partition: Partition) -> None:
         log, now_ms, end_offset = partition.log, self._node.now_ms(), partition.log.end_offset
         expired = await self._node.in_thread(log.expired_segments, now_ms, partition.high_watermark)
         if not expired or partition.is_retired or self._is_being_cleaned(partition):
             return
-        try:
-            files = log.remove_segments(expired, now_ms, end_offset=end_offset)
-        except ApiError as error:
-            logger.warning("retention failed", extra={"partition": str(partition), "reason": str(error)})
-            return
+        files = log.remove_segments(expired, now_ms, end_offset=end_offset)
         logger.info(
             "retention",
             extra={
@@ -96,6 +101,15 @@ class Housekeeping:
                 partition.flush()
         await self._node.in_thread(self._node.store.checkpoint)
 
+    async def _try_refused(self) -> None:
+        """Partitions that the disk had no room for when they were created."""
+        node = self._node
+        if not node.partitions.refused:
+            return
+        async with node.metadata.turn:
+            made = await node.partitions.try_again(node.image)
+            node.image_changed(ImageDelta(partitions_changed=tuple(TopicPartition(*key) for key in made)))
+
     async def _expire(self) -> None:
         now_ms = self._node.now_ms()
         for partition in self._node.partitions:
@@ -103,15 +117,16 @@ class Housekeeping:
 
     async def _flush_by_interval(self) -> None:
         now_ms = self._node.now_ms()
+        before, self._flush_due_ms = self._flush_due_ms, {}
         for partition in self._node.partitions:
             config = partition.log.config
             if config.flush != "interval" or not partition.log.needs_flush:
-                self._flush_due_ms.pop(partition, None)
                 continue
-            due_ms = self._flush_due_ms.setdefault(partition, now_ms + config.flush_interval_ms)
+            due_ms = before.get(partition, now_ms + config.flush_interval_ms)
             if now_ms >= due_ms:
-                del self._flush_due_ms[partition]
                 partition.flush()
+            else:
+                self._flush_due_ms[partition] = due_ms
 
     async def _clean(self) -> None:
         """Clean one log after the other while any is worth it."""

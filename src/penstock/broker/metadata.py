@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
+from uuid import UUID
 
 from penstock.cluster.decision import Decision
 from penstock.cluster.delta import ImageDelta
 from penstock.cluster.image import ClusterImage
+from penstock.cluster.records import RemoveTopicRecord
 from penstock.cluster.serde import decode_record, encode_records
 from penstock.cluster.wire import MetadataRecord
 from penstock.protocol.records import Record, decode_records, encode_batch, iter_batches
@@ -33,9 +35,10 @@ class MetadataLog:
     ) -> None:
         self.image = ClusterImage()
         self.log = log
+        #: Held by whoever changes the image or makes this node follow it.
+        self.turn = asyncio.Lock()
         self._node = node
         self._follow = follow
-        self._turn = asyncio.Lock()
 
     @property
     def committed_offset(self) -> int:
@@ -45,8 +48,9 @@ class MetadataLog:
     def next_offset(self) -> int:
         return self.log.end_offset
 
-    def replay(self) -> None:
-        """Build the image from the log, at start."""
+    def replay(self) -> set[UUID]:
+        """Build the image from the log, at start. Returns the ids of topics that were deleted."""
+        deleted: set[UUID] = set()
         offset = self.log.start_offset
         while offset < self.log.end_offset:
             piece = self.log.read(offset, _READ_BYTES, self.log.end)
@@ -55,12 +59,19 @@ class MetadataLog:
                     continue
                 for record in decode_records(batch, _DECODED_BYTES_MAX):
                     assert record.value is not None
-                    self.image.replay(decode_record(record.value))
+                    decoded = decode_record(record.value)
+                    self.image.replay(decoded)
+                    if isinstance(decoded, RemoveTopicRecord):
+                        deleted.add(decoded.topic_id)
             offset = piece.next_offset
+        return deleted
 
     async def propose(self, decide: Callable[[ClusterImage], Decision[Reply]]) -> Reply:
-        """Raises what `decide` raises, and ApiError when the log cannot be written: nothing has changed."""
-        async with self._turn:
+        """Raises what `decide` raises, and ApiError when the log cannot be written: nothing has changed.
+
+        Once the records are durable they hold, whether or not this node can follow them at once.
+        """
+        async with self.turn:
             decision = decide(self.image)
             if decision.records:
                 await self._commit(decision.records)

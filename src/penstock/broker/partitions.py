@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
+from penstock.broker.flusher import end_process
 from penstock.broker.partition import Partition
 from penstock.broker.topic_settings import log_config, node_layers
 from penstock.cluster.delta import ImageDelta
 from penstock.cluster.effective import Effective, effective_topic_settings
 from penstock.cluster.image import ClusterImage
+from penstock.cluster.names import CLUSTER_METADATA
 from penstock.cluster.state import ResourceType, TopicState
 from penstock.log.store import Wanted
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -20,8 +24,12 @@ if TYPE_CHECKING:
     from penstock.broker.node import Node
     from penstock.log.config import LogConfig
     from penstock.log.log import Log
+    from penstock.log.store import OpenReport
 
 logger = logging.getLogger("penstock.partitions")
+
+#: Topic and partition.
+Key = tuple[str, int]
 
 
 class PartitionTable:
@@ -30,6 +38,8 @@ class PartitionTable:
         # Keyed by the bytes that requests carry, so that the hot path decodes no names.
         self.by_raw_name: dict[bytes, dict[int, Partition]] = {}
         self.by_raw_id: dict[bytes, dict[int, Partition]] = {}
+        #: In the image but not here yet, because the disk refused them; housekeeping tries again.
+        self.refused: set[Key] = set()
 
     def __iter__(self) -> Iterator[Partition]:
         return iter([p for partitions in self.by_raw_name.values() for p in partitions.values()])
@@ -52,10 +62,13 @@ class PartitionTable:
         return partition
 
     async def apply(self, delta: ImageDelta, image: ClusterImage) -> None:
-        """Follow the image: deletions first, since a name may have been taken again."""
+        """Follow the image: deletions first, since a name may have been taken again.
+
+        What the disk refuses is reported and kept in mind, for the image cannot be taken back.
+        """
         for topic in delta.topics_deleted:
             await self._drop(topic)
-        wanted: dict[tuple[str, int], TopicState] = {}
+        wanted: dict[Key, TopicState] = {}
         for name, index in delta.partitions_changed:
             topic = image.topics[name]
             state = topic.partitions[index]
@@ -69,23 +82,31 @@ class PartitionTable:
         for resource in delta.configs_changed:
             self._reconfigure(image, resource.type, resource.name)
 
-    async def _open(self, wanted: dict[tuple[str, int], TopicState], image: ClusterImage) -> None:
+    async def try_again(self, image: ClusterImage) -> list[Key]:
+        """Make what the disk refused before; returns what is there now. With the metadata log's turn held."""
+        wanted = {key: image.topics[key[0]] for key in self.refused if key[0] in image.topics}
+        self.refused.clear()
+        await self._open(wanted, image)
+        return [key for key in wanted if self.get(*key) is not None]
+
+    async def _open(self, wanted: dict[Key, TopicState], image: ClusterImage) -> None:
         if not wanted:
             return
         settings = {name: self._settings_of(image, name) for name in {name for name, _ in wanted}}
         configs = {name: self._log_config(effective) for name, effective in settings.items()}
-        logs = await self._node.in_thread(self._open_logs, wanted, configs)
-        for (name, index), log in logs.items():
+        report = await self._node.in_thread(self._open_logs, wanted, configs)
+        for (name, index), log in report.opened.items():
             partition = self._adopt(wanted[name, index], index, log)
             partition.min_insync_replicas = _min_insync_replicas(settings[name])
+        self.refused |= {key for key, error in report.failed.items() if isinstance(error, OSError)}
 
-    def _open_logs(
-        self, wanted: dict[tuple[str, int], TopicState], configs: dict[str, LogConfig]
-    ) -> dict[tuple[str, int], Log]:
-        return self._node.store.open_or_create_these(
-            {key: Wanted(topic.id, configs[key[0]]) for key, topic in wanted.items()},
-            now_ms=self._node.now_ms(),
-        ).opened
+    def _open_logs(self, wanted: dict[Key, TopicState], configs: dict[str, LogConfig]) -> OpenReport:
+        logs = {key: Wanted(topic.id, configs[key[0]]) for key, topic in wanted.items()}
+        try:
+            return self._node.store.open_or_create_these(logs, now_ms=self._node.now_ms())
+        except OSError as error:
+            end_process(error)
+            raise
 
     def _adopt(self, topic: TopicState, index: int, log: Log) -> Partition:
         """Serve a log that is open already."""
@@ -118,20 +139,39 @@ class PartitionTable:
         partitions = self.by_raw_name.pop(topic.name.encode(), {})
         self.by_raw_id.pop(topic.id.bytes, None)
         self._node.metrics.topics.pop(topic.name, None)
+        self.refused = {key for key in self.refused if key[0] != topic.name}
         for partition in partitions.values():
             await partition.close()
-        await self._node.in_thread(self._delete_logs, topic)
+        folders = await self._node.in_thread(self._take_out, topic)
+        self._node.spawn(self._purge(folders))
 
-    def _delete_logs(self, topic: TopicState) -> None:
+    def _take_out(self, topic: TopicState) -> list[Path]:
         """Those that could not be opened too. What cannot be moved is reported, as the topic is gone anyway."""
-        store = self._node.store
-        for name, index in store.stored():
-            if name != topic.name or index not in topic.partitions:
-                continue
+        stored = self._node.store.stored()
+        return self._set_aside(key for key in stored if key[0] == topic.name and key[1] in topic.partitions)
+
+    def _set_aside(self, keys: Iterable[Key]) -> list[Path]:
+        folders = []
+        for key in keys:
             try:
-                store.purge([store.delete(name, index)])
+                folders.append(self._node.store.delete(*key))
             except OSError as error:
-                logger.error("log not deleted", extra={"partition": f"{name}-{index}", "reason": str(error)})
+                logger.error("log not deleted", extra={"partition": _name(key), "reason": str(error)})
+        return folders
+
+    async def _purge(self, folders: list[Path]) -> None:
+        """Erasing may take long, and nobody has to wait for it; a stop leaves it to the next start."""
+        await self._node.in_thread(self._node.store.purge, folders)
+
+    def remove_leftovers(self, image: ClusterImage, deleted: set[UUID]) -> None:
+        """Blocking, before anything is opened: topics whose deletion a crash has interrupted."""
+        store = self._node.store
+        known = {(name, index) for name, topic in image.topics.items() for index in topic.partitions}
+        unknown = set(store.stored()) - known - {(CLUSTER_METADATA, 0)}
+        leftovers = {key for key in unknown if store.topic_id(*key) in deleted}
+        for key in sorted(unknown - leftovers):
+            logger.warning("no topic has this partition; it is left alone", extra={"partition": _name(key)})
+        store.purge(self._set_aside(leftovers))
 
     def _reconfigure(self, image: ClusterImage, resource_type: int, name: str) -> None:
         names = [name] if resource_type == ResourceType.TOPIC else list(image.topics)
@@ -145,6 +185,10 @@ class PartitionTable:
                 partition.log.configure(config)
                 partition.min_insync_replicas = _min_insync_replicas(settings)
                 partition.configured()
+
+
+def _name(key: Key) -> str:
+    return f"{key[0]}-{key[1]}"
 
 
 def _min_insync_replicas(settings: dict[str, Effective]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -15,6 +16,7 @@ from penstock.cluster.controller.create_topics import (
     TopicRules,
     create_topics,
 )
+from penstock.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -26,11 +28,21 @@ async def create_topics_in_cluster(
     node: Node, topics: Sequence[NewTopic], *, validate_only: bool = False
 ) -> tuple[TopicResult, ...]:
     """Returns once the topics can be written to. Raises ApiError when the metadata log cannot be written."""
-    return await node.metadata.propose(
+    results = await node.metadata.propose(
         lambda image: create_topics(
             image, topics, rules=_rules(node), chance=_CHANCE, validate_only=validate_only
         )
     )
+    without_room = {topic for topic, _ in node.partitions.refused}
+    return tuple(_no_room(result) if result.name in without_room else result for result in results)
+
+
+def _no_room(result: TopicResult) -> TopicResult:
+    """The topic exists from now on, and the node keeps trying; whoever asked should know nevertheless."""
+    if result.error is not ErrorCode.none:
+        return result
+    message = "the topic was created, but the disk refuses its partitions; they follow once it does not"
+    return replace(result, error=ErrorCode.kafka_storage_error, message=message)
 
 
 def _rules(node: Node) -> TopicRules:
