@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import OrderedDict
-from errno import EMFILE, ENFILE, EOPNOTSUPP
+from errno import EIO, EMFILE, ENFILE, EOPNOTSUPP
 from pathlib import Path
 from typing import Final
 
@@ -64,9 +64,12 @@ class FilePool:
                 os.close(file.fd)
 
     def read(self, fd: int, size: int, position: int, nowait: bool) -> bytes | bytearray:
-        """Up to `size` bytes; `nowait` raises BlockingIOError for what is not in the page cache."""
+        """Exactly `size` bytes; `nowait` raises BlockingIOError for what is not in the page cache."""
         if not (nowait and self._nowait_works):
-            return os.pread(fd, size, position)
+            data = os.pread(fd, size, position)
+            if len(data) != size:
+                raise OSError(EIO, f"only {len(data)} of {size} bytes are left at {position}")
+            return data
         buffer = bytearray(size)
         try:
             count = os.preadv(fd, (buffer,), position, _NOWAIT)
@@ -75,7 +78,7 @@ class FilePool:
                 raise
             # Memory file systems never wait and so never learnt to say that they would.
             self._nowait_works = False
-            return os.pread(fd, size, position)
+            return self.read(fd, size, position, nowait)
         if count != size:
             raise BlockingIOError
         return buffer

@@ -32,10 +32,14 @@ class OffsetIndex:
         self.positions.append(position)
         self.offsets.append(relative_offset)
 
+    def entry_at_or_below(self, relative_offset: int) -> tuple[int, int]:
+        """The offset and position of the last batch that ends at or before an offset; (-1, 0) for the start."""
+        slot = bisect_right(self.offsets, relative_offset) - 1
+        return (self.offsets[slot], self.positions[slot]) if slot >= 0 else (-1, 0)
+
     def position_at_or_below(self, relative_offset: int) -> int:
         """Where to start walking for an offset: no batch before this position contains it."""
-        slot = bisect_right(self.offsets, relative_offset) - 1
-        return self.positions[slot] if slot >= 0 else 0
+        return self.entry_at_or_below(relative_offset)[1]
 
     def boundary_at_or_below(self, position: int) -> int:
         """The largest position known to start a batch that is not beyond `position`."""

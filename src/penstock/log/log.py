@@ -2,11 +2,12 @@
 
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from errno import ENOSPC
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from penstock.log import leftovers, recovery, retention, snapshots, timestamps
 from penstock.log.config import LogConfig
@@ -29,6 +30,8 @@ __all__ = ("Appended", "Log", "LogPosition", "SegmentsChanged", "Slice", "Timest
 
 #: Base offset, length and leader epoch: what a broker stamps, and the checksum does not cover.
 _STAMP: Final = struct.Struct(">qii")
+
+Found = TypeVar("Found")
 
 
 class SegmentsChanged(Exception):
@@ -241,13 +244,29 @@ class Log:
             return self._reader.read(offset, max_bytes, upto, at_least_one, nowait)
         except BlockingIOError:
             raise
-        except OSError as error:
+        except OSError:
             if offset < self.start_offset:
                 raise self._out_of_range(offset) from None
+            return self._looked_up(partial(self._reader.read, offset, max_bytes, upto, at_least_one, nowait))
+
+    def _looked_up(self, look: Callable[[], Found]) -> Found:
+        """Raises ApiError when the disk does not answer."""
+        try:
+            try:
+                return look()
+            except FileNotFoundError:
+                # Retention or compaction took the file away between finding and opening it.
+                return look()
+        except BlockingIOError:
+            raise
+        except OSError as error:
             raise ApiError(ErrorCode.kafka_storage_error, f"cannot read the log: {error}") from error
 
     def position_of(self, offset: int) -> LogPosition:
         """Where the batch that holds an offset starts; the end of the log for an offset beyond it."""
+        return self._looked_up(partial(self._position_of, offset))
+
+    def _position_of(self, offset: int) -> LogPosition:
         end = self.end
         place = self._reader.find(offset, end) if offset < end.offset else None
         if place is None:
@@ -265,11 +284,13 @@ class Log:
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampMatch | None:
         """The first record whose timestamp is not below the given one. Blocking: decodes a batch."""
-        return timestamps.first_at_or_after(self._reader.segments, timestamp, self._search())
+        return self._looked_up(
+            lambda: timestamps.first_at_or_after(self._reader.segments, timestamp, self._search())
+        )
 
     def offset_of_max_timestamp(self) -> TimestampMatch | None:
         """The first record that has the largest timestamp. Blocking, as above."""
-        return timestamps.largest(self._reader.segments, self._search())
+        return self._looked_up(lambda: timestamps.largest(self._reader.segments, self._search()))
 
     def _search(self) -> timestamps.Search:
         return timestamps.Search(self.files, self.start_offset, self.config.decoded_bytes_max)

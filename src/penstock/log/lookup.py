@@ -87,6 +87,14 @@ def rebuild(
     return fresh.loaded_indexes
 
 
+def reindex(segment: Segment, files: FilePool) -> None:
+    """The index of a closed segment was caught in a lie: the files go, so that nobody loads them again."""
+    _logger.warning("index rebuilt", extra={"file": str(segment.path), "reason": "does not match the log"})
+    for path in segment.index_files:
+        path.unlink(missing_ok=True)
+    files.index_loaded(segment, *rebuild(segment, files))
+
+
 def _load(segment: Segment, files: FilePool) -> tuple[OffsetIndex, TimeIndex]:
     suffix = segment.suffix
     index_path, time_path = segment.index_files

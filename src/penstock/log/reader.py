@@ -4,7 +4,7 @@ from functools import partial
 from typing import Final
 
 from penstock.log.files import FilePool
-from penstock.log.lookup import offset_index
+from penstock.log.lookup import offset_index, reindex
 from penstock.log.positions import LogPosition, Slice
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
@@ -17,6 +17,10 @@ HINTS_MAX: Final = 64
 
 Hints = dict[int, tuple[Segment, int]]
 Place = tuple[Segment, int]
+
+
+class _WrongIndex(Exception):
+    """The batch is not where the index says."""
 
 
 class Reader:
@@ -76,16 +80,33 @@ class Reader:
             return 0 if segment.size else None
         if nowait and segment.offsets is None:
             raise BlockingIOError
-        end = segment.size
-        start = offset_index(segment, self.files).position_at_or_below(offset - segment.base_offset)
+        try:
+            return self._walk_to(segment, offset, nowait)
+        except _WrongIndex:
+            if nowait:
+                raise BlockingIOError from None
+        reindex(segment, self.files)
+        return self._walk_to(segment, offset, nowait)
+
+    def _walk_to(self, segment: Segment, offset: int, nowait: bool) -> int | None:
+        """Raises when the batches do not reach to the end: passing over damage would pass over records too."""
+        end, base_offset = segment.size, segment.base_offset
+        indexed, reached = offset_index(segment, self.files).entry_at_or_below(offset - base_offset)
         file = self.files.pin(segment)
         try:
             read_at = partial(self.files.read, nowait=nowait)
-            for position, header in walk(file.fd, start, end, chunk_bytes=NEAR_BYTES, read_at=read_at):
+            for position, header in walk(file.fd, reached, end, chunk_bytes=NEAR_BYTES, read_at=read_at):
+                if indexed not in (-1, header.last_offset - base_offset):
+                    break
                 if header.last_offset >= offset:
                     return position
+                indexed, reached = -1, position + header.size
         finally:
             self.files.unpin(file)
+        if indexed >= 0 and segment.next_base is not None:
+            raise _WrongIndex
+        if reached < end:
+            raise damaged(segment, reached)
         return None
 
     def _limit(self, segment: Segment, upto: LogPosition, nowait: bool) -> tuple[int, int]:

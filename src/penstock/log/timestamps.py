@@ -6,6 +6,7 @@ from typing import NamedTuple
 from penstock.log.files import FilePool
 from penstock.log.lookup import largest_timestamp, offset_index, time_index
 from penstock.log.positions import TimestampMatch
+from penstock.log.reader import damaged
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
 from penstock.log.walk import read_batch, walk
@@ -45,16 +46,19 @@ def largest(segments: SegmentList, search: Search) -> TimestampMatch | None:
 
 def _first_in(segment: Segment, timestamp: int, search: Search) -> TimestampMatch | None:
     after = time_index(segment, search.files).offset_before(timestamp)
-    start = offset_index(segment, search.files).position_at_or_below(after)
+    start, end = offset_index(segment, search.files).position_at_or_below(after), segment.size
     file = search.files.pin(segment)
     try:
-        for position, header in walk(file.fd, start, segment.size):
+        for position, header in walk(file.fd, start, end):
             if header.max_timestamp >= timestamp and not header.is_control:
                 for match in _matches(file.fd, position, header, search):
                     if match.timestamp >= timestamp:
                         return match
+            start = position + header.size
     finally:
         search.files.unpin(file)
+    if start < end:
+        raise damaged(segment, start)
     return None
 
 

@@ -1,6 +1,7 @@
 """Reading: whole batches, bounds, sequential hints, and reads that must not wait."""
 
 import os
+import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -170,6 +171,39 @@ def test_damage_in_an_old_segment_is_a_storage_error_not_a_crash(log, tmp_path):
         log.read(0, 1 << 10, log.end)
     assert raised.value.code is ErrorCode.kafka_storage_error
     assert read_batches(log, log.segments[1].base_offset)
+
+
+def test_damage_between_an_index_entry_and_the_offset_is_not_passed_over(log, tmp_path):
+    """The next segment would be the answer otherwise, and the records between would silently be missing."""
+    offset = log.segments[1].base_offset - 1
+    position = log.position_of(offset).position
+    with open(log.segments[0].path, "r+b") as file:
+        file.seek(position + 8)
+        file.write(b"\xff\xff\xff\xff")
+    with pytest.raises(ApiError) as raised:
+        log.read(offset, 1 << 10, log.end)
+    assert raised.value.code is ErrorCode.kafka_storage_error
+
+
+@pytest.mark.parametrize("shift", [7, 0])
+def test_an_index_that_lies_is_made_anew(log, tmp_path, shift):
+    """It ascends and stays within the log, but the batch that ends at offset 2 is not there."""
+    log.close()
+    log.segments[0].index_files[0].write_bytes(struct.pack(">ii", 2, log.position_of(6).position + shift))
+    reopened = open_log(tmp_path / "t-0", SMALL, clean=True)
+    for offset in (3, 4, 12, 30):
+        ((header, _),) = iter_batches(reopened.read(offset, 1, reopened.end).data)
+        assert header.base_offset == offset // 3 * 3
+    reopened.close()
+    assert open_log(tmp_path / "t-0", SMALL, clean=True).position_of(3).position < log.position_of(6).position
+
+
+def test_a_file_that_has_lost_its_end_is_a_storage_error(log):
+    os.truncate(log.segments[0].path, log.segments[0].size - 10)
+    for max_bytes in (1 << 20, 70):
+        with pytest.raises(ApiError) as raised:
+            log.read(log.segments[1].base_offset - 1, max_bytes, log.end)
+        assert raised.value.code is ErrorCode.kafka_storage_error
 
 
 def test_a_limit_taken_before_compaction_still_holds(log):
