@@ -1,12 +1,6 @@
 """Offsets by timestamp, exact to the record."""
 
-from itertools import chain
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.unit.log.helpers import NOW_MS, append, marker_of, open_log
 
 from penstock.log.config import LogConfig
@@ -72,29 +66,6 @@ def test_what_lies_before_the_start_does_not_hide_the_largest_timestamp(tmp_path
     assert log.offset_of_max_timestamp() == (45, 3, 0)
     log.delete_records_before(4)
     assert log.offset_of_max_timestamp() is None
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=4), max_size=25),
-    st.integers(0, 60),
-    st.booleans(),
-)
-def test_timestamps_in_any_order_are_found_as_a_scan_finds_them(batches, start, reopen):
-    with TemporaryDirectory() as folder:
-        log = open_log(Path(folder) / "t-0", CONFIG)
-        for timestamps in batches:
-            append_at(log, *timestamps)
-        log.delete_records_before(min(start, log.end_offset))
-        start = log.start_offset
-        if reopen:
-            log.close()
-            log = open_log(Path(folder) / "t-0", CONFIG, clean=True, start_offset=start)
-        records = [(ts, offset, 0) for offset, ts in enumerate(chain(*batches)) if offset >= start]
-        for asked in range(32):
-            assert log.offset_for_timestamp(asked) == next((r for r in records if r[0] >= asked), None)
-        assert log.offset_of_max_timestamp() == max(records, key=lambda r: (r[0], -r[1]), default=None)
-        log.abandon()
 
 
 def test_under_log_append_time_every_record_has_the_time_of_its_append(tmp_path):
