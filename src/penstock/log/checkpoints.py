@@ -45,11 +45,13 @@ def write_checkpoint(path: Path, rows: Iterable[str], version: int = 0) -> None:
 def read_checkpoint(path: Path, version: int = 0) -> list[str]:
     """The rows; none when there is no such file. Raises DamagedCheckpoint."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="ascii").splitlines()
     except FileNotFoundError:
         return []
+    except UnicodeDecodeError as error:
+        raise DamagedCheckpoint(f"{path} is no text: {error}") from None
     if len(lines) < 2:
-        return []
+        raise DamagedCheckpoint(f"{path} is cut short")
     if lines[0] != str(version):
         raise DamagedCheckpoint(f"{path} has version {lines[0]!r}, expected {version}")
     if lines[1] != str(len(lines) - 2):

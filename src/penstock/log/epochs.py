@@ -82,7 +82,9 @@ class EpochCache:
 
 
 def load(path: Path) -> EpochCache | None:
-    """None when the file is damaged: every batch carries its epoch, so the cache can be made anew."""
+    """None when the file is missing or damaged: every batch carries its epoch, so it can be made anew."""
+    if not path.exists():
+        return None
     cache = EpochCache()
     try:
         for row in read_checkpoint(path):

@@ -79,8 +79,8 @@ def _encode(owner: Owner) -> bytes:
 
 
 def _decode(path: Path) -> Owner:
-    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     try:
+        lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
         values = dict(line.split("=", 1) for line in lines)
         if values["version"] != "1":
             raise WrongOwner(f"{path} has version {values['version']}, only 1 is known")

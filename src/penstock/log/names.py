@@ -3,6 +3,8 @@
 import re
 from typing import Final
 
+from penstock.log.config import INT64_MAX
+
 LOG: Final = ".log"
 INDEX: Final = ".index"
 TIME_INDEX: Final = ".timeindex"
@@ -22,8 +24,8 @@ PARTITION_METADATA: Final = "partition.metadata"
 #: The longest name of a file or folder that common file systems take.
 FILE_NAME_BYTES_MAX: Final = 255
 
-_OFFSET_FILE: Final = re.compile(r"(\d{20})(\.[a-z]+)(\.[a-z]+)?")
-_PARTITION_FOLDER: Final = re.compile(r"(.+)-(\d+)", re.DOTALL)
+_OFFSET_FILE: Final = re.compile(r"([0-9]{20})(\.[a-z]+)(\.[a-z]+)?")
+_PARTITION_FOLDER: Final = re.compile(r"(.+)-(0|[1-9][0-9]*)", re.DOTALL)
 _DELETED_FOLDER: Final = re.compile(r".+\.[0-9a-f]{32}-delete", re.DOTALL)
 
 
@@ -34,7 +36,9 @@ def offset_file(offset: int, kind: str, suffix: str = "") -> str:
 def parse_offset_file(name: str) -> tuple[int, str, str] | None:
     """The offset, the kind and the suffix of a file that is named by an offset; None for any other."""
     match = _OFFSET_FILE.fullmatch(name)
-    return None if match is None else (int(match[1]), match[2], match[3] or "")
+    if match is None or int(match[1]) > INT64_MAX:
+        return None
+    return int(match[1]), match[2], match[3] or ""
 
 
 def partition_folder(topic: str, index: int) -> str:

@@ -75,7 +75,8 @@ def test_the_file_round_trips_in_kafkas_format(cache, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["1\n0\n", "0\n2\n0 0\n", "0\n1\n0\n", "0\n1\na b\n", "0\n2\n3 0\n2 5\n", "0\n1\n0 -4\n"]
+    "text",
+    ["", "0\n", "1\n0\n", "0\n2\n0 0\n", "0\n1\n0\n", "0\n1\na b\n", "0\n2\n3 0\n2 5\n", "0\n1\n0 -4\n"],
 )
 def test_a_damaged_file_is_not_believed(tmp_path, text):
     path = tmp_path / "leader-epoch-checkpoint"
@@ -96,11 +97,21 @@ def test_offsets_round_trip(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["0\n1\na 0\n", "0\n2\na 0 1\n", "7\n0\n", "0\n1\na x 1\n", "0\nmany\na 0 1\n"]
+    "content",
+    [
+        b"",
+        b"0\n",
+        b"0\n1\na 0\n",
+        b"0\n2\na 0 1\n",
+        b"7\n0\n",
+        b"0\n1\na x 1\n",
+        b"0\nmany\na 0 1\n",
+        b"0\n1\n\xff 0 1\n",
+    ],
 )
-def test_damaged_offsets_are_reported(tmp_path, text):
+def test_damaged_offsets_are_reported(tmp_path, content):
     path = tmp_path / "checkpoint"
-    path.write_text(text)
+    path.write_bytes(content)
     with pytest.raises(DamagedCheckpoint):
         read_offsets(path)
 

@@ -180,6 +180,8 @@ def test_epochs_survive_a_crash_and_a_lost_checkpoint(tmp_path):
     lost = crashed(log, tmp_path / "lost-0")
     (lost / "leader-epoch-checkpoint").unlink()
     assert open_log(lost, SMALL).epochs.entries() == expected
+    (lost / "leader-epoch-checkpoint").unlink(missing_ok=True)
+    assert open_log(lost, SMALL, recovery_point=5).epochs.entries() == expected
     broken = crashed(log, tmp_path / "broken-0")
     (broken / "leader-epoch-checkpoint").write_text("0\n9\n0 0\n")
     assert open_log(broken, SMALL, recovery_point=5).epochs.entries() == expected

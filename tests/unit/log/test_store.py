@@ -286,15 +286,26 @@ def test_the_longest_topic_name_fits(tmp_path):
 
 def test_topic_names_with_dashes_and_digits_are_understood(tmp_path):
     store = opened(tmp_path)
-    create(store, "a-1", 2)
-    assert store.stored() == [("a-1", 2)]
+    append(create(store, "a", 0), b"a")
+    append(create(store, "a-0", 0), b"a-0")
+    append(create(store, "a-1", 2), b"a-1")
+    for name in ("a-00", "a-\u0663", "a", "-1", "a-1.tmp"):
+        (tmp_path / name).mkdir()
+    assert store.stored() == [("a", 0), ("a-0", 0), ("a-1", 2)]
+    store.close(clean=False)
+    logs = open_all(opened(tmp_path)).opened
+    assert {key: values_in(log) for key, log in logs.items()} == {
+        ("a", 0): [b"a"], ("a-0", 0): [b"a-0"], ("a-1", 2): [b"a-1"]
+    }  # fmt: skip
 
 
-def test_a_damaged_checkpoint_costs_time_and_no_data(tmp_path):
+@pytest.mark.parametrize("content", [b"", b"0\n7\nbroken", b"\xff\xfe" * 20, b"0\n1\norders 0 -9\n"])
+def test_damaged_checkpoints_cost_time_and_no_data(tmp_path, content):
     store = opened(tmp_path)
     fill(create(store), 5)
     store.close()
-    (tmp_path / "recovery-point-offset-checkpoint").write_text("0\n7\nbroken")
+    for path in tmp_path.glob("*-checkpoint"):
+        path.write_bytes(content)
     (tmp_path / ".kafka_cleanshutdown").unlink()
     store = opened(tmp_path)
     assert open_all(store).opened["orders", 0].end_offset == 5
