@@ -9,7 +9,8 @@ import os
 import random
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar
@@ -36,8 +37,10 @@ from penstock.cluster.names import CLUSTER_METADATA
 from penstock.cluster.records import BrokerEndpoint, BrokerFeature
 from penstock.log.config import LogConfig
 from penstock.log.identity import WrongOwner
+from penstock.log.recovery import CorruptLog
 from penstock.log.store import LogStore, StoreLocked
 from penstock.protocol.compression import Codec
+from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
     from penstock.broker.connection import Connection
@@ -118,6 +121,9 @@ class Node:
         self.state = "starting"
         self._housekeeping = Housekeeping(self)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._in_threads: set[Future[Any]] = set()
+        self._stopping: asyncio.Task[None] | None = None
+        self.stopped_cleanly = True
 
     def __repr__(self) -> str:
         return f"<Node {self.node_id} {self.state}, {len(self.partitions)} partitions>"
@@ -158,17 +164,24 @@ class Node:
             )
         except (StoreLocked, WrongOwner) as error:
             raise StartFailed(str(error), hint="--data-dir names another folder") from None
-        log = self.store.open_or_create(
-            CLUSTER_METADATA, 0, _METADATA_TOPIC_ID, _METADATA_CONFIG, now_ms=self.now_ms()
-        )
+        try:
+            log = self.store.open_or_create(
+                CLUSTER_METADATA, 0, _METADATA_TOPIC_ID, _METADATA_CONFIG, now_ms=self.now_ms()
+            )
+        except CorruptLog as error:
+            raise StartFailed(f"the metadata log is damaged: {error}") from None
         self.metadata = MetadataLog(self, log, self.partitions.apply)
-        self.metadata.replay()
+        deleted = self.metadata.replay()
+        self.partitions.remove_leftovers(self.image, deleted)
         self.groups = GroupCoordinator(self)
 
     async def _join_cluster(self) -> None:
         self.server = Server(self)
         self.listeners = await self._bind()
-        await self.metadata.propose(self._decide_to_join)
+        try:
+            await self.metadata.propose(self._decide_to_join)
+        except ApiError as error:
+            raise StartFailed(f"{self.settings.data_dir}: {error.message or error.code.name}") from None
         self.spawn(self.groups.start())
 
     def _decide_to_join(self, image: ClusterImage) -> Decision[None]:
@@ -217,9 +230,15 @@ class Node:
         )
 
     async def stop(self, *, clean: bool = True) -> None:
-        """`clean=False` leaves the data as a crash would, for tests and failed starts."""
-        if self.state in ("stopping", "stopped"):
-            return
+        """`clean=False` leaves the data as a crash would, for tests and failed starts.
+
+        Whoever asks again waits for the same stop.
+        """
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop(clean))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, clean: bool) -> None:
         self.state = "stopping"
         self._housekeeping.stop()
         if hasattr(self, "server"):
@@ -233,10 +252,24 @@ class Node:
             await partition.close()
         if self.http is not None:
             await self.http.close()
+        await self._threads_idle()
         if hasattr(self, "store"):
-            await self.in_thread(self.store.close, clean=clean)
+            await self._close_store(clean)
         self.executor.shutdown(wait=True)
         self.state = "stopped"
+
+    async def _threads_idle(self) -> None:
+        """A start that was broken off may still be opening files."""
+        while self._in_threads:
+            under_way = map(asyncio.wrap_future, tuple(self._in_threads))
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def _close_store(self, clean: bool) -> None:
+        try:
+            await self.in_thread(self.store.close, clean=clean)
+        except OSError as error:
+            self.stopped_cleanly = False
+            logger.error("not closed cleanly; the next start recovers", extra={"reason": str(error)})
 
     # -- what handlers use ---------------------------------------------------------------------------
 
@@ -276,7 +309,10 @@ class Node:
     def in_thread(
         self, call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> asyncio.Future[Result]:
-        return asyncio.get_running_loop().run_in_executor(self.executor, partial(call, *args, **kwargs))
+        future = self.executor.submit(call, *args, **kwargs)
+        self._in_threads.add(future)
+        future.add_done_callback(self._in_threads.discard)
+        return asyncio.wrap_future(future)
 
     async def sync(self, log: Log) -> None:
         """Make everything appended so far durable. A failure ends the process."""
@@ -309,9 +345,10 @@ async def _serve(settings: Settings, on_ready: Callable[[Node], None] | None) ->
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, _on_signal, stop)
     node = Node(settings)
-    await node.start()
+    if not await _start_unless(stop, node):
+        return 0
     logger.info("serving", extra={"node": node.node_id, "partitions": len(node.partitions)})
     if on_ready is not None:
         on_ready(node)
@@ -319,7 +356,30 @@ async def _serve(settings: Settings, on_ready: Callable[[Node], None] | None) ->
     await stop.wait()
     logger.info("stopping", extra={"node": node.node_id})
     await node.stop()
-    return 0
+    return 0 if node.stopped_cleanly else 1
+
+
+async def _start_unless(stop: asyncio.Event, node: Node) -> bool:
+    """A signal breaks off a start, which may have much to recover."""
+    starting = asyncio.create_task(node.start())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        with suppress(asyncio.CancelledError):
+            await starting
+        return False
+    await starting
+    return True
+
+
+def _on_signal(stop: asyncio.Event) -> None:
+    if stop.is_set():
+        logger.warning("stopping at once; the next start recovers")
+        logging.shutdown()
+        os._exit(1)
+    stop.set()
 
 
 def _reason(error: OSError) -> str:
