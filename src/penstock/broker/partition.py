@@ -100,6 +100,24 @@ class Partition:
             return self.high
         return self.log.position_of(first_open)
 
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch of what stands, or will stand, at an offset; -1 when unknown.
+
+        This leader's own epoch begins at the end of the log it found, before anything is written in it.
+        """
+        epochs = self.log.epochs
+        is_unwritten = epochs.latest < self.leader_epoch and offset >= self.log.end_offset
+        return self.leader_epoch if is_unwritten else epochs.epoch_at(offset)
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """The largest epoch up to the asked one, and where it ended; (-1, -1) when that is unknown."""
+        end_offset, latest = self.log.end_offset, self.log.epochs.latest
+        if epoch == self.leader_epoch:
+            return epoch, end_offset
+        if 0 <= epoch < self.leader_epoch and epoch >= latest:
+            return (latest if latest >= 0 else epoch), end_offset
+        return self.log.epochs.end_offset_for(epoch, end_offset)
+
     def configured(self) -> None:
         """Take over what the log's settings decide here."""
         config = self.log.config

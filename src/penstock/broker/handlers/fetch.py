@@ -27,7 +27,7 @@ from penstock.protocol.fetch import (
 
 if TYPE_CHECKING:
     from penstock.broker.partition import Partition
-    from penstock.log.log import Log, LogPosition, Slice
+    from penstock.log.log import LogPosition, Slice
 
 _READ_COMMITTED = 1
 _OK = ErrorCode.none.value
@@ -129,7 +129,7 @@ class _Fetch:
         read_committed = self._request.isolation_level == _READ_COMMITTED
         upto = partition.last_stable if read_committed else partition.high
         stable = upto.offset if read_committed else high
-        if wanted.last_fetched_epoch >= 0 and (diverging := _divergence(log, wanted)) is not None:
+        if wanted.last_fetched_epoch >= 0 and (diverging := _divergence(partition, wanted)) is not None:
             return PartitionData(key[1], _OK, high, stable, log.start_offset, diverging_epoch=diverging), -1
         records: BytesLike = b""
         next_offset = -1
@@ -336,9 +336,9 @@ def _refuse_epoch(asked: int, current: int) -> None:
     raise ApiError(ErrorCode.unknown_leader_epoch)
 
 
-def _divergence(log: Log, wanted: Wanted) -> tuple[int, int] | None:
+def _divergence(partition: Partition, wanted: Wanted) -> tuple[int, int] | None:
     """Where the reader's history leaves ours, if it does (KIP-595, KIP-320)."""
-    epoch, end_offset = log.epochs.end_offset_for(wanted.last_fetched_epoch, log.end_offset)
+    epoch, end_offset = partition.end_of_epoch(wanted.last_fetched_epoch)
     if epoch < 0:
         raise ApiError(ErrorCode.offset_out_of_range)
     if epoch < wanted.last_fetched_epoch or end_offset < wanted.offset:

@@ -82,9 +82,9 @@ async def _find(ctx: RequestContext, partition: Partition, timestamp: int, read_
     upto = partition.last_stable if read_committed else partition.high
     match timestamp:
         case -1:
-            return _Found(offset=upto.offset, leader_epoch=log.epochs.epoch_at(upto.offset))
+            return _Found(offset=upto.offset, leader_epoch=partition.epoch_at(upto.offset))
         case -2 | -4:
-            return _Found(offset=log.start_offset, leader_epoch=log.epochs.epoch_at(log.start_offset))
+            return _Found(offset=log.start_offset, leader_epoch=partition.epoch_at(log.start_offset))
         case -5 | -6:
             return _Found()
         case -3:

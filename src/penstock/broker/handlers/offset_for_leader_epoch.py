@@ -30,8 +30,7 @@ def _end(ctx: RequestContext, topic: str, part: Any) -> Any:
         partition = ctx.node.partitions.find(topic, part.partition, part.current_leader_epoch)
     except ApiError as error:
         return result(error_code=error.code, partition=part.partition, leader_epoch=-1, end_offset=-1)
-    log = partition.log
-    epoch, end_offset = log.epochs.end_offset_for(part.leader_epoch, log.end_offset)
+    epoch, end_offset = partition.end_of_epoch(part.leader_epoch)
     return result(
         error_code=ErrorCode.none, partition=part.partition, leader_epoch=epoch, end_offset=end_offset
     )

@@ -1,0 +1,128 @@
+"""Answers that once differed from Apache Kafka's to the same request."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.broker.raw_client import Client, create_topic, running
+from tests.unit.broker.wire_client import WireClient
+
+from penstock.broker.node import Node
+from penstock.protocol.errors import ErrorCode
+
+FETCH, LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH = 1, 2, 23
+EARLIEST, LATEST = -2, -1
+
+
+class Asked:
+    """A node, and requests that have the fields of all versions at once."""
+
+    def __init__(self, node: Node, client: WireClient) -> None:
+        self.node = node
+        self.client = client
+
+    async def ask(self, api_key: int, version: int, **fields: Any) -> Any:
+        return await self.client.ask(SimpleNamespace(**fields), api_key=api_key, version=version)
+
+    async def publish(self, topic: str) -> None:
+        client = await Client.connect(self.node)
+        assert (await client.produce(topic, b"x", acks=-1)).error is ErrorCode.none
+        client.writer.close()
+
+
+@contextlib.asynccontextmanager
+async def asking(tmp_path: Path, **settings: str) -> AsyncIterator[Asked]:
+    async with running(tmp_path, **settings) as node:
+        client = await WireClient.connect(node)
+        yield Asked(node, client)
+        await client.close()
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Asked]:
+    async with asking(tmp_path) as found:
+        yield found
+
+
+# Leader epochs: a leader's own begins when it becomes leader, not with its first write
+
+
+async def listed(node: Asked, timestamp: int) -> tuple[int, int]:
+    part = SimpleNamespace(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)
+    topic = SimpleNamespace(name="t", partitions=(part,))
+    response = await node.ask(
+        LIST_OFFSETS, 4, replica_id=-1, isolation_level=0, topics=(topic,), timeout=timedelta(0)
+    )
+    found = response.topics[0].partitions[0]
+    assert found.error_code is ErrorCode.none
+    return found.offset, found.leader_epoch
+
+
+async def epoch_end(node: Asked, epoch: int) -> tuple[int, int]:
+    part = SimpleNamespace(partition=0, current_leader_epoch=-1, leader_epoch=epoch)
+    topic = SimpleNamespace(topic="t", partitions=(part,))
+    response = await node.ask(OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=(topic,))
+    found = response.topics[0].partitions[0]
+    assert found.error_code is ErrorCode.none
+    return found.leader_epoch, found.end_offset
+
+
+async def test_an_empty_partition_knows_its_leaders_epoch(node: Asked) -> None:
+    await create_topic(node.node, "t")
+    assert await listed(node, LATEST) == await listed(node, EARLIEST) == (0, 0)
+    assert await epoch_end(node, 0) == (0, 0)
+    assert await epoch_end(node, 1) == (-1, -1)
+
+
+async def test_a_new_leader_knows_its_epoch_before_it_writes(tmp_path: Path) -> None:
+    async with asking(tmp_path) as node:
+        await create_topic(node.node, "t")
+        await node.publish("t")
+    for _ in range(2):
+        async with asking(tmp_path) as node:
+            epoch = node.node.partitions.find("t", 0).leader_epoch
+            assert await listed(node, EARLIEST) == (0, 0)
+            assert await listed(node, LATEST) == (1, epoch)
+            assert await epoch_end(node, 0) == (0, 1)
+            assert await epoch_end(node, epoch) == (epoch, 1)
+            assert await epoch_end(node, epoch + 1) == (-1, -1)
+    assert epoch == 2
+    async with asking(tmp_path) as node:
+        await node.publish("t")
+        assert await epoch_end(node, 1) == (0, 1)
+        assert await epoch_end(node, 3) == (3, 2)
+        assert await listed(node, LATEST) == (2, 3)
+
+
+async def test_a_follower_of_an_empty_partition_does_not_diverge(node: Asked) -> None:
+    await create_topic(node.node, "t")
+    part = SimpleNamespace(
+        partition=0,
+        current_leader_epoch=0,
+        fetch_offset=0,
+        last_fetched_epoch=0,
+        log_start_offset=-1,
+        partition_max_bytes=100,
+    )
+    response = await node.ask(
+        FETCH,
+        12,
+        cluster_id=None,
+        replica_id=-1,
+        max_wait=timedelta(0),
+        min_bytes=0,
+        max_bytes=100,
+        isolation_level=0,
+        session_id=0,
+        session_epoch=-1,
+        topics=(SimpleNamespace(topic="t", partitions=(part,)),),
+        forgotten_topics_data=(),
+        rack_id="",
+    )
+    found = response.responses[0].partitions[0]
+    assert found.error_code is ErrorCode.none
+    assert (found.diverging_epoch.epoch, found.high_watermark) == (-1, 0)
