@@ -73,6 +73,7 @@ class Cleaner:
         self._path = data_directory / CLEANER_CHECKPOINT
         self._dedupe_buffer_bytes = dedupe_buffer_bytes
         self._first_dirty = _load(self._path)
+        self._seen: dict[PartitionKey, Log] = {}
         self.uncleanable: dict[PartitionKey, Uncleanable] = {}
         self.busy: PartitionKey | None = None
 
@@ -86,7 +87,7 @@ class Cleaner:
         now_ms: int,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> CleaningReport | None:
-        """Clean the log that needs it most; None when none does. `logs` are all there are."""
+        """Clean the log that needs it most; None when none does. `logs` are all there are to clean."""
         self._forget_missing(logs)
         choice = self._filthiest(logs, now_ms)
         if choice is None:
@@ -112,10 +113,13 @@ class Cleaner:
             log = cleanable.log
             if not log.config.cleanup_compact or self._is_uncleanable(partition, log.config):
                 continue
+            segments = list(log.segments)
             try:
                 dirt = measure(cleanable, self._first_dirty.get(partition), now_ms)
-            except OSError as error:
-                self._give_up(partition, log.config, error)
+            except Exception as error:
+                # What retention took away meanwhile could not be read, and need not be.
+                if segments == list(log.segments):
+                    self._give_up(partition, log.config, error)
                 continue
             if dirt.is_due(log.config):
                 due.append((partition, dirt))
@@ -174,8 +178,14 @@ class Cleaner:
     def _forget_missing(self, logs: Mapping[PartitionKey, Cleanable]) -> None:
         """A topic of the same name that is made anew must not inherit anything."""
         for known in (self._first_dirty, self.uncleanable):
-            for partition in [partition for partition in known if partition not in logs]:
+            for partition in [partition for partition in known if self._is_another(partition, logs)]:
                 del known[partition]
+        self._seen = {partition: cleanable.log for partition, cleanable in logs.items()}
+
+    def _is_another(self, partition: PartitionKey, logs: Mapping[PartitionKey, Cleanable]) -> bool:
+        if partition not in logs:
+            return True
+        return self._seen.get(partition) not in (None, logs[partition].log)
 
 
 def measure(cleanable: Cleanable, checkpoint: int | None, now_ms: int) -> Dirt:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.compacting import NOW_MS, PARTITION, append, batches, clean, open_log, pairs, records, roll
 
+from penstock.log import cleaner as cleaner_module
 from penstock.log.cleaner import CLEANER_CHECKPOINT, Cleanable, Cleaner, measure
 from penstock.log.log import Log
 from penstock.log.segment_writer import SegmentWriter
@@ -279,6 +280,35 @@ def test_a_topic_made_anew_inherits_nothing(log: Log, cleaner: Cleaner) -> None:
     clean(log, cleaner)
     cleaner.clean_filthiest({}, now_ms=NOW_MS)
     assert cleaner.first_dirty_offset(PARTITION) is None
+
+
+def test_a_topic_made_anew_between_two_passes_inherits_nothing(
+    log: Log, cleaner: Cleaner, tmp_path: Path
+) -> None:
+    dirty(log)
+    clean(log, cleaner)
+    another = open_log(tmp_path / "another-0")
+    dirty(another, rounds=30)
+    clean(another, cleaner)
+    assert len(pairs(another)) == len({key for _, key, _ in pairs(another)})
+
+
+def test_a_log_that_loses_segments_while_it_is_measured_is_not_given_up(
+    log: Log, cleaner: Cleaner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        dirty(log)
+    real = cleaner_module.measure
+
+    def lose(*args: object) -> object:
+        monkeypatch.setattr(cleaner_module, "measure", real)
+        log.remove_segments(log.segments[:1], NOW_MS, end_offset=log.end_offset)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(cleaner_module, "measure", lose)
+    assert clean(log, cleaner) is None
+    assert cleaner.uncleanable == {}
+    assert clean(log, cleaner) is not None
 
 
 def test_a_report_says_what_was_done(log: Log, cleaner: Cleaner) -> None:
