@@ -81,6 +81,7 @@ class Housekeeping:
             },
         )
         self.unlink_later(files, log.config.file_delete_delay_ms)
+        partition.flush()
 
     def _is_being_cleaned(self, partition: Partition) -> bool:
         return self._cleaner is not None and self._cleaner.busy == (partition.topic, partition.index)

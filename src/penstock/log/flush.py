@@ -28,11 +28,10 @@ _logger = logging.getLogger("penstock.log")
 
 
 class Rolled(NamedTuple):
-    """A segment that is closed but not yet durable, and the producers as they were at its end."""
+    """A segment that is closed but not yet durable."""
 
     segment: Segment
     file: SharedFile | None
-    snapshot: Snapshot
 
 
 class FlushGate:
@@ -63,6 +62,7 @@ class FlushTicket:
     gate: FlushGate
     tail: SharedFile
     rolled: tuple[Rolled, ...]
+    snapshots: tuple[Snapshot, ...]
     epoch_entries: list[tuple[int, int]] | None
     names_changed: bool
     complete: bool = False
@@ -90,7 +90,8 @@ class FlushTicket:
         for item in self.rolled:
             if not item.segment.is_deleted:
                 write_indexes(item.segment)
-                item.snapshot.write(self.directory)
+        for snapshot in self.snapshots:
+            snapshot.write(self.directory)
         if self.epoch_entries is not None:
             epochs.write(self.directory / EPOCH_CHECKPOINT, self.epoch_entries)
 
@@ -111,7 +112,16 @@ class FlushTicket:
 class FlushState:
     """What of a log is not durable yet. Appending belongs to the loop; compaction lets go in its thread."""
 
-    __slots__ = ("_held", "_lock", "_ticket", "gate", "names_changed", "recovery_point", "synced")
+    __slots__ = (
+        "_held",
+        "_lock",
+        "_snapshots",
+        "_ticket",
+        "gate",
+        "names_changed",
+        "recovery_point",
+        "synced",
+    )
 
     def __init__(self, synced: LogPosition) -> None:
         self.synced = synced
@@ -119,16 +129,19 @@ class FlushState:
         self.names_changed = False
         self.gate = FlushGate()
         self._held: list[Rolled] = []
+        #: The producers as they were at the end of rolled segments; what is known of them outlives the segments.
+        self._snapshots: list[Snapshot] = []
         self._ticket: FlushTicket | None = None
         self._lock = threading.Lock()
 
     @property
     def rolled_count(self) -> int:
-        return len(self._held)
+        return max(len(self._held), len(self._snapshots))
 
-    def add(self, rolled: Rolled) -> None:
+    def add(self, rolled: Rolled, snapshot: Snapshot) -> None:
         with self._lock:
             self._held.append(rolled)
+            self._snapshots.append(snapshot)
             surplus = len(self._held) - HELD_FILES_MAX - 1
             if surplus >= 0 and (file := self._held[surplus].file) is not None:
                 file.drop()
@@ -147,6 +160,7 @@ class FlushState:
                 gate=self.gate,
                 tail=tail,
                 rolled=tuple(self._held),
+                snapshots=tuple(self._snapshots),
                 epoch_entries=epoch_cache.entries() if epoch_cache.dirty else None,
                 names_changed=self.names_changed,
             )
@@ -168,6 +182,8 @@ class FlushState:
             epoch_cache.dirty = self.names_changed = True
             return []
         self.recovery_point = self.synced.offset
+        written = {snapshot.offset for snapshot in ticket.snapshots}
+        self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.offset not in written]
         self.let_go(flushed)
         return [segment for segment in flushed if not segment.is_deleted]
 
@@ -179,9 +195,15 @@ class FlushState:
                     item.file.drop()
             self._held = [item for item in self._held if item.segment not in leaving]
 
+    def starts_at(self, offset: int) -> Snapshot | None:
+        """Everything before has gone. Returns the producers there, unless they are on disk already."""
+        self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.offset >= offset]
+        return next((snapshot for snapshot in self._snapshots if snapshot.offset == offset), None)
+
     def cut_to(self, end: LogPosition) -> None:
         """Nothing at or beyond an offset is there any more, so nothing of it can be durable."""
         self.let_go([item.segment for item in self._held if item.segment.base_offset >= end.segment_base])
+        self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.offset <= end.offset]
         if self.synced.offset > end.offset:
             self.synced = end
         self.recovery_point = min(self.recovery_point, end.offset)
@@ -196,6 +218,7 @@ class FlushState:
             self._ticket = None
 
     def let_go_of_all(self) -> None:
+        self._snapshots = []
         self.let_go([item.segment for item in self._held])
 
 

@@ -3,6 +3,7 @@
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from errno import ENOSPC
 from functools import partial
 from itertools import takewhile
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from penstock.log import leftovers, recovery, retention, snapshots, timestamps
-from penstock.log.config import LogConfig
+from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.files import FilePool
 from penstock.log.flush import FlushState, FlushTicket, Rolled
 from penstock.log.lookup import write_indexes
@@ -163,6 +164,9 @@ class Log:
         """Write one batch as its leader stamped it. Raises ApiError when it does not continue this log."""
         header = checked_replica(batch, self.end.offset)
         base_offset, epoch, delta, max_timestamp = header[0], header[2], header[6], header[8]
+        if base_offset + delta - self.end.offset > INT32_MAX:
+            # Compaction left a gap that relative offsets do not span: the next segment begins beyond it.
+            self.roll(now_ms, base_offset)
         end = self._write(batch, base_offset + delta, max_timestamp, now_ms)
         if epoch > self.epochs.latest:
             self.epochs.assign(epoch, base_offset)
@@ -170,17 +174,17 @@ class Log:
             self._learn(batch, header, base_offset, max_timestamp, now_ms)
         return Appended(base_offset, base_offset + delta, -1, False, end)
 
-    def roll(self, now_ms: int) -> None:
-        """Close the active segment and start the next one at the end of the log. Raises ApiError."""
-        closed, end_offset = self._tail, self.end.offset
-        assert closed.segment.size > 0, "an empty segment has nothing to close"
+    def roll(self, now_ms: int, next_offset: int | None = None) -> None:
+        """Close the active segment and start the next one at the end of the log, or further on. Raises ApiError."""
+        closed, end_offset = self._tail, self.end.offset if next_offset is None else next_offset
+        assert end_offset > closed.segment.base_offset, "an empty segment has nothing to close"
         segment = Segment(self.directory, end_offset, created_ms=now_ms)
         segment.start_indexing()
         try:
             self._tail = Tail(segment, fresh=True)
         except OSError as error:
             raise ApiError(ErrorCode.kafka_storage_error, f"cannot start a segment: {error}") from None
-        self._flush.add(Rolled(closed.segment, closed.file, snapshots.take(self.producers, end_offset)))
+        self._flush.add(Rolled(closed.segment, closed.file), snapshots.take(self.producers, end_offset))
         with self._lock:
             self._reader.segments.add(segment)
         self.end = LogPosition(end_offset, end_offset, 0)
@@ -199,7 +203,7 @@ class Log:
         self, segment: Segment, size: int, last_offset: int, max_timestamp: int, now_ms: int
     ) -> bool:
         if segment.size == 0:
-            return False
+            return not segment.can_hold(last_offset)
         config = self.config
         first = segment.first_timestamp
         age_ms = max_timestamp - first if first >= 0 else now_ms - segment.created_ms
@@ -354,6 +358,7 @@ class Log:
             return []
         if present[-1] is self._tail.segment:
             self.roll(now_ms)
+        self._save_producers_at(present[-1].next_base)
         with self._lock:
             remaining = self._reader.segments.without(present)
             self.start_offset = max(self.start_offset, remaining.first.base_offset)
@@ -366,6 +371,14 @@ class Log:
         bases = [segment.base_offset for segment in present]
         stale = [self.directory / offset_file(base, SNAPSHOT) for base in bases]
         return [*leftovers.existing_files(present), *(path for path in stale if path.exists())]
+
+    def _save_producers_at(self, start_offset: int | None) -> None:
+        """What is left of the log will not tell who wrote before; the next flush makes this durable."""
+        assert start_offset is not None
+        snapshot = self._flush.starts_at(start_offset)
+        if snapshot is not None:
+            with suppress(OSError):
+                snapshot.write(self.directory, synced=False)
 
     def _removable(self, segments: Sequence[Segment]) -> list[Segment]:
         """Those still there, up to the first that compaction is just about to replace."""

@@ -298,7 +298,7 @@ def _replay(producers: Producers, segment: Segment, files: FilePool, from_offset
     file = files.pin(segment)
     try:
         for position, header in walk(file.fd, 0, segment.size):
-            if header.producer_id < 0 or header.base_offset < from_offset:
+            if header.producer_id < 0 or header.last_offset < from_offset:
                 continue
             # Record timestamps may lie far in the past; the file at least says when it was written.
             seen_ms = max(header.max_timestamp, touched_ms)

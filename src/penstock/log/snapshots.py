@@ -36,9 +36,13 @@ class Snapshot(NamedTuple):
     offset: int
     rows: list[tuple[int, ...]]
 
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path, *, synced: bool = True) -> None:
         """Not atomic: one that is torn fails its checksum, and an older one serves."""
-        write_synced(directory / offset_file(self.offset, SNAPSHOT), encode(self.rows))
+        path = directory / offset_file(self.offset, SNAPSHOT)
+        if synced:
+            write_synced(path, encode(self.rows))
+        else:
+            path.write_bytes(encode(self.rows))
 
 
 def take(producers: Producers, offset: int) -> Snapshot:

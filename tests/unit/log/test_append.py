@@ -12,6 +12,7 @@ from tests.unit.log.helpers import (
     batch_of,
     fill,
     marker_of,
+    offsets_in,
     open_log,
     read_batches,
     values_in,
@@ -143,6 +144,24 @@ def test_replicated_batches_keep_offsets_and_epochs_and_must_continue_the_log(tm
     assert read_batches(follower) == read_batches(leader)
     assert follower.epochs.entries() == leader.epochs.entries() == [(2, 0), (5, 2)]
     assert follower.producers.states[4].batches == leader.producers.states[4].batches
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_gap_too_wide_for_relative_offsets_starts_a_segment(tmp_path, before):
+    log = open_log(tmp_path / "t-0", LogConfig(index_interval_bytes=0))
+    fill(log, before)
+    far = 3 << 31
+    for offset in (far, far + 1, far + 2, far + (1 << 31)):
+        batch = batch_of(b"x")
+        struct.pack_into(">qii", batch, 0, offset, len(batch) - 12, 4)
+        log.append_replicated(batch, now_ms=NOW_MS)
+    expected = [*range(before), far, far + 1, far + 2, far + (1 << 31)]
+    assert offsets_in(log) == expected
+    log.close()
+    for clean in (True, False):
+        log = open_log(tmp_path / "t-0", clean=clean)
+        assert offsets_in(log) == expected
+        log.abandon()
 
 
 def test_a_gap_left_by_compaction_is_replicated(tmp_path):

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 from crc32c import crc32c
-from tests.unit.log.helpers import NOW_MS, append, batch_of, marker_of, open_log
+from tests.unit.log.helpers import NOW_MS, append, batch_of, flush, marker_of, open_log
 
 from penstock.log import snapshots
 from penstock.log.config import LogConfig
@@ -172,6 +172,52 @@ def test_expired_producers_are_not_restored():
     )
     producers.restore(states.items(), NOW_MS)
     assert set(producers.states) == {2}
+
+
+def test_the_batch_that_the_log_starts_within_is_still_known_after_a_crash(tmp_path):
+    log = open_log(tmp_path / "t-0")
+    append(log, b"a", b"b", b"c", producer=(5, 0, 0))
+    log.delete_records_before(2)
+    log.abandon()
+    log = open_log(tmp_path / "t-0", start_offset=2)
+    assert append(log, b"a", b"b", b"c", producer=(5, 0, 0)).duplicate
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_producers_outlive_their_batches(tmp_path, flushed):
+    """Retention takes the records, not what is known of who wrote them."""
+    log = open_log(tmp_path / "t-0", LogConfig(segment_bytes=300, retention_bytes=0))
+    append(log, bytes(150), producer=(5, 0, 0))
+    append(log, bytes(150), producer=(5, 0, 1))
+    gone = log.expired_segments(NOW_MS)
+    for path in log.remove_segments(gone, NOW_MS, end_offset=log.end_offset):
+        path.unlink()
+    if flushed:
+        flush(log)
+        assert not log.needs_flush
+    log.abandon()
+    log = open_log(tmp_path / "t-0", recovery_point=2 if flushed else 0)
+    assert append(log, bytes(150), producer=(5, 0, 1)).duplicate
+    refused(log, ErrorCode.out_of_order_sequence_number, b"x", producer=(5, 0, 3))
+
+
+def test_a_damaged_snapshot_is_made_up_for_by_an_older_one(tmp_path):
+    log = open_log(tmp_path / "t-0", LogConfig(segment_bytes=300))
+    for sequence in range(6):
+        append(log, bytes(150), producer=(5, 0, sequence))
+    log.close()
+    for offset, damage in ((6, b"\xff" * 100), (5, b""), (4, b"\0" * 40)):
+        (tmp_path / "t-0" / f"{offset:020d}.snapshot").write_bytes(damage)
+    log = open_log(tmp_path / "t-0", clean=True)
+    assert append(log, bytes(150), producer=(5, 0, 1)).duplicate
+    assert not append(log, bytes(150), producer=(5, 0, 6)).duplicate
+
+
+def test_a_clock_that_goes_back_forgets_nobody(log):
+    append(log, b"x", producer=(5, 0, 0))
+    assert log.producers.expire(NOW_MS - 10 * 86_400_000) == 0
+    append(log, b"x", producer=(5, 0, 1), now_ms=NOW_MS - 10)
+    assert append(log, b"x", producer=(5, 0, 0)).duplicate
 
 
 def test_a_batch_without_a_producer_leaves_no_state(log):
