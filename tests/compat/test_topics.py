@@ -193,6 +193,23 @@ def test_a_compacted_topic_refuses_messages_without_a_key(
     assert confluent.publish(bootstrap, topic, [Message(value=b"v", key=b"k")]) == [0]
 
 
+def test_only_the_records_at_fault_are_blamed(bootstrap: str, new_topic: Callable[..., str]) -> None:
+    """One batch, refused as a whole: the answer says which records to mend and which to send again."""
+    topic = new_topic(**COMPACTED)
+    client = confluent.producer(bootstrap, linger_ms=500)
+    codes: dict[int, int] = {}
+    for number in range(10):
+        key = None if number in (2, 7) else b"key"
+        client.produce(
+            topic, b"v", key, 0, on_delivery=lambda error, _, n=number: codes.update({n: error.code()})
+        )
+    assert client.flush(confluent.TIMEOUT_S) == 0
+    assert {number for number, code in codes.items() if code == KafkaError.INVALID_RECORD} == {2, 7}
+    assert {code for number, code in codes.items() if number not in (2, 7)} == {
+        KafkaError._INVALID_DIFFERENT_RECORD
+    }
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_compaction_keeps_the_newest_of_each_key(
     tuned_broker: Any, new_topic: Callable[..., str], codec: str

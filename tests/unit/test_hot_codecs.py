@@ -58,7 +58,9 @@ def test_produce_response_is_what_kio_reads(version: int) -> None:
     key = TOPIC_ID.bytes if version >= 13 else b"orders"
     results = [
         PartitionResult(0, 0, 42, 1_600_000_000_000, 7),
-        PartitionResult(1, ErrorCode.invalid_record.value, message="no key in record 3"),
+        PartitionResult(
+            1, ErrorCode.invalid_record.value, message="no key in record 3", record_errors=(3, 70_000)
+        ),
     ]
     frame = encode_produce_response(version, 99, [(key, results)])
     response, error = read_response("produce", version, frame, 99, flexible=version >= 9)
@@ -70,7 +72,10 @@ def test_produce_response_is_what_kio_reads(version: int) -> None:
     if version >= 5:
         assert (ok.log_start_offset, bad.log_start_offset) == (7, -1)
     if version >= 8:
+        assert (ok.error_message, ok.record_errors) == (None, ())
         assert bad.error_message == "no key in record 3"
+        named = [(each.batch_index, each.batch_index_error_message) for each in bad.record_errors]
+        assert named == [(3, "no key in record 3"), (70_000, "no key in record 3")]
 
 
 def read_response(

@@ -3,8 +3,11 @@
 A compacted topic takes no record without a key; a topic with its own codec stores every batch in that codec.
 """
 
+from itertools import islice
+from typing import Final
+
 from penstock.protocol.compression import BytesLike, Codec, compress
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import InvalidRecords
 from penstock.protocol.records import (
     CODEC_MASK,
     HEADER_BYTES,
@@ -15,6 +18,9 @@ from penstock.protocol.records import (
     read_header,
 )
 from penstock.protocol.scan import scan_records
+
+# A batch may hold a million records without a key: an answer names the first of them.
+NAMED_RECORDS_MAX: Final = 1000
 
 
 def prepare(
@@ -53,12 +59,11 @@ def _is_sound(batch: BytesLike) -> bool:
 
 
 def _refuse_keyless(header: BatchHeader, body: bytes | memoryview) -> None:
-    for index, span in enumerate(scan_records(header, body)):
-        if span.key is None:
-            raise ApiError(
-                ErrorCode.invalid_record,
-                f"record {index} of the batch has no key, and the topic is compacted",
-            )
+    keyless = (index for index, span in enumerate(scan_records(header, body)) if span.key is None)
+    if places := tuple(islice(keyless, NAMED_RECORDS_MAX)):
+        raise InvalidRecords(
+            f"record {places[0]} of the batch has no key, and the topic is compacted", places
+        )
 
 
 def _recoded(header: BatchHeader, body: bytes | memoryview, codec: Codec) -> bytearray:

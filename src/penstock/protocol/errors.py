@@ -2,7 +2,7 @@
 
 from kio.schema.errors import ErrorCode
 
-__all__ = ("ErrorCode", "ApiError", "MalformedFrame")
+__all__ = ("ErrorCode", "ApiError", "InvalidRecords", "MalformedFrame")
 
 
 class ApiError(Exception):
@@ -15,6 +15,14 @@ class ApiError(Exception):
 
     def __repr__(self) -> str:
         return f"ApiError({self.code.name}, {self.message!r})"
+
+
+class InvalidRecords(ApiError):
+    """Some records of a batch are at fault, named by their place in it, so that a producer fails just those."""
+
+    def __init__(self, message: str, places: tuple[int, ...]) -> None:
+        super().__init__(ErrorCode.invalid_record, message)
+        self.places = places
 
 
 class MalformedFrame(Exception):

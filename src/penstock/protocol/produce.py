@@ -39,6 +39,7 @@ class PartitionResult(NamedTuple):
     append_time_ms: int = -1
     log_start_offset: int = -1
     message: str | None = None
+    record_errors: tuple[int, ...] = ()  # places in the batch; the message is the same for all
 
 
 def parse_produce(frame: memoryview, position: int, version: int) -> ProduceRequest:
@@ -170,16 +171,25 @@ def encode_produce_response(
 
 
 def _encode_result(version: int, result: PartitionResult) -> bytes:
-    index, error, base_offset, append_time_ms, log_start_offset, message = result
+    index, error, base_offset, append_time_ms, log_start_offset, message, places = result
     if version < _LOG_START_FROM:
         return _RESULT.pack(index, error, base_offset, append_time_ms)
     packed = _RESULT_V5.pack(index, error, base_offset, append_time_ms, log_start_offset)
     if version < _RECORD_ERRORS_FROM:
         return packed
-    text = None if message is None else message.encode()
-    if version < FLEXIBLE_FROM:
-        tail = b"\xff\xff" if text is None else _INT16.pack(len(text)) + text
-        return packed + b"\x00\x00\x00\x00" + tail
-    if text is None:
+    if version >= FLEXIBLE_FROM and message is None:
         return packed + b"\x01\x00\x00"  # no record errors, no message, no tags
-    return packed + b"\x01" + encode_uvarint(len(text) + 1) + text + b"\x00"
+    if version >= FLEXIBLE_FROM:
+        return packed + _flexible_errors(message, places)
+    return packed + _legacy_errors(message, places)
+
+
+def _flexible_errors(message: str | None, places: tuple[int, ...]) -> bytes:
+    text = b"\x00" if message is None else encode_uvarint(len(message.encode()) + 1) + message.encode()
+    each = b"".join(_INT32.pack(place) + text + b"\x00" for place in places)
+    return encode_uvarint(len(places) + 1) + each + text + b"\x00"
+
+
+def _legacy_errors(message: str | None, places: tuple[int, ...]) -> bytes:
+    text = b"\xff\xff" if message is None else _INT16.pack(len(message.encode())) + message.encode()
+    return _INT32.pack(len(places)) + b"".join(_INT32.pack(place) + text for place in places) + text

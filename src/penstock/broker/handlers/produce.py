@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.broker.connection import HANG_UP, Connection, Reply, Slot
 from penstock.broker.context import RequestContext
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ApiError, ErrorCode, InvalidRecords
 from penstock.protocol.produce import (
     TOPIC_IDS_FROM,
     PartitionResult,
@@ -94,9 +94,12 @@ def _writable(
     if partition.is_internal:
         raise ApiError(ErrorCode.invalid_topic_exception, f"{partition.topic} is an internal topic")
     if records[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL:
-        raise ApiError(ErrorCode.invalid_txn_state, "the partition is in no transaction of this producer")
+        # As InitProducerId and FindCoordinator say it: clients take this code as final.
+        message = "transactions are not supported by this broker"
+        raise ApiError(ErrorCode.transactional_id_authorization_failed, message)
     if acks == _ACKS_ALL:
-        if partition.isr_size < partition.min_insync_replicas:
+        # No more can be in sync than there are: one replica is enough where there is one.
+        if partition.isr_size < min(partition.min_insync_replicas, partition.replica_count):
             raise ApiError(
                 ErrorCode.not_enough_replicas,
                 f"{partition.isr_size} replicas are in sync, min.insync.replicas is "
@@ -109,7 +112,8 @@ def _writable(
 
 def _refused(node: Node, index: int, error: ApiError) -> PartitionResult:
     node.metrics.count_error("produce", error.code.name)
-    return PartitionResult(index, error.code.value, message=error.message)
+    places = error.places if isinstance(error, InvalidRecords) else ()
+    return PartitionResult(index, error.code.value, message=error.message, record_errors=places)
 
 
 def _finished(version: int, correlation_id: int, acks: int, topics: list[tuple[bytes, Results]]) -> Reply:
@@ -220,9 +224,9 @@ class _Waiting:
         self._slot = self._connection.defer(self._ctx.api_key)
         if not self._open:
             self._reply()
-        else:
+        elif self._timeout_ms > 0:  # without it a client waits for this node only, and for its sync
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(self._timeout_ms, 0) / 1000, self._timed_out)
+            self._timer = loop.call_later(self._timeout_ms / 1000, self._timed_out)
         return self._slot
 
     def _opened(self, results: Results, place: int) -> tuple[int, int]:
