@@ -48,6 +48,7 @@ class Partition:
         "leader_epoch",
         "log",
         "min_insync_replicas",
+        "replica_count",
         "takes_turns",
         "topic",
         "topic_id",
@@ -72,7 +73,7 @@ class Partition:
         self.index = index
         self.is_internal = is_internal(topic)
         self.leader_epoch = leader_epoch
-        self.isr_size = 1
+        self.isr_size = self.replica_count = 1
         self.min_insync_replicas = 1
         self.traffic = metrics.traffic(topic)
         # After recovery everything that is left is on disk: the log was read back from it.

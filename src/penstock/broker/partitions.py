@@ -75,7 +75,7 @@ class PartitionTable:
             partition = self.get(name, index)
             if partition is not None:
                 partition.leader_epoch = state.leader_epoch
-                partition.isr_size = len(state.isr)
+                partition.isr_size, partition.replica_count = len(state.isr), len(state.replicas)
             elif self._node.node_id in state.replicas:
                 wanted[name, index] = topic
         await self._open(wanted, image)
@@ -121,7 +121,7 @@ class PartitionTable:
             metrics=self._node.metrics,
             loop=asyncio.get_running_loop(),
         )
-        partition.isr_size = len(state.isr)
+        partition.isr_size, partition.replica_count = len(state.isr), len(state.replicas)
         self.by_raw_name.setdefault(topic.name.encode(), {})[index] = partition
         self.by_raw_id[topic.id.bytes] = self.by_raw_name[topic.name.encode()]
         return partition

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.broker.raw_client import Client, create_topic, running
+from tests.unit.broker.raw_client import Client, create_topic, produce_many, produced, running
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.records import TRANSACTIONAL, Record, encode_batch
 
 FETCH, LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH = 1, 2, 23
 EARLIEST, LATEST = -2, -1
@@ -46,6 +47,40 @@ async def asking(tmp_path: Path, **settings: str) -> AsyncIterator[Asked]:
 async def node(tmp_path: Path) -> AsyncIterator[Asked]:
     async with asking(tmp_path) as found:
         yield found
+
+
+# Produce
+
+
+async def test_one_replica_is_enough_where_there_is_one(node: Asked) -> None:
+    await create_topic(node.node, "t", min_insync_replicas="2")
+    await node.publish("t")
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1])
+async def test_without_a_timeout_a_publisher_waits_for_the_nodes_own_sync(
+    node: Asked, timeout_ms: int
+) -> None:
+    await create_topic(node.node, "t")
+    client = await Client.connect(node.node)
+    result = await client.produce("t", b"x", acks=-1, timeout_ms=timeout_ms)
+    assert (result.error, result.offset) == (ErrorCode.none, 0)
+    client.writer.close()
+
+
+async def test_a_transactional_batch_is_refused_for_good(node: Asked) -> None:
+    await create_topic(node.node, "t")
+    batch = encode_batch(
+        [Record(0, 0, None, b"x")],
+        attributes=TRANSACTIONAL,
+        producer_id=1,
+        producer_epoch=0,
+        base_sequence=0,
+    )
+    client = await Client.connect(node.node)
+    (result,) = produced(await client.ask(produce_many([("t", [(0, bytes(batch))])])))
+    assert result.error is ErrorCode.transactional_id_authorization_failed
+    client.writer.close()
 
 
 # Leader epochs: a leader's own begins when it becomes leader, not with its first write
