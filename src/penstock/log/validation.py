@@ -21,6 +21,7 @@ Header = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 _CODEC_LAST: Final = max(Codec)
 _MAGIC: Final = 2
+_OLDER_MAGICS: Final = (0, 1)
 #: A delete horizon in a client's hands would end tombstones on the first pass that sees them.
 _BROKERS_ATTRIBUTES: Final = CONTROL | DELETE_HORIZON
 
@@ -86,12 +87,14 @@ def checked_replica(batch: memoryview, end_offset: int) -> Header:
 
 
 def _shape_error(header: Header, size: int) -> ApiError:
-    if header[3] != _MAGIC:
+    """What a publisher may try again is damage; what it has sent on purpose is refused for good."""
+    if header[3] in _OLDER_MAGICS:
         return _invalid(f"record batch of magic {header[3]}, only {_MAGIC} is taken")
     batch_bytes = header[1] + LENGTH_OVERHEAD_BYTES
-    if HEADER_BYTES <= batch_bytes < size:
-        return _invalid("more than one record batch")
-    return ApiError(ErrorCode.corrupt_message, f"record batch of {batch_bytes} bytes in {size}")
+    if header[3] != _MAGIC or batch_bytes < HEADER_BYTES:
+        message = f"record batch of magic {header[3]} and {batch_bytes} bytes in {size}"
+        return ApiError(ErrorCode.corrupt_message, message)
+    return _invalid("more than one record batch" if batch_bytes < size else "less than one record batch")
 
 
 def _size_error(size: int, config: LogConfig) -> ApiError:

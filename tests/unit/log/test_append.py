@@ -63,9 +63,11 @@ def test_the_file_holds_exactly_the_batches(tmp_path):
     ("batch", "code"),
     [
         (memoryview(bytearray(10)), ErrorCode.corrupt_message),
-        (batch_of(b"x")[:-1], ErrorCode.corrupt_message),
+        (batch_of(b"x")[:-1], ErrorCode.invalid_record),
         (changed(batch_of(b"x"), 16, ">b", 1), ErrorCode.invalid_record),
-        (changed(batch_of(b"x"), 8, ">i", 1 << 30, mend=False), ErrorCode.corrupt_message),
+        (changed(batch_of(b"x"), 16, ">b", 3), ErrorCode.corrupt_message),
+        (changed(batch_of(b"x"), 8, ">i", 1 << 30, mend=False), ErrorCode.invalid_record),
+        (changed(batch_of(b"x"), 8, ">i", 10, mend=False), ErrorCode.corrupt_message),
         (memoryview(bytearray(bytes(batch_of(b"x")) + bytes(batch_of(b"y")))), ErrorCode.invalid_record),
         (changed(batch_of(b"x"), 70, ">b", 99, mend=False), ErrorCode.corrupt_message),
         (changed(batch_of(b"x"), 57, ">i", 0), ErrorCode.invalid_record),
@@ -81,8 +83,9 @@ def test_the_file_holds_exactly_the_batches(tmp_path):
         (batch_of(b"x", timestamp=NOW_MS + 3_600_001), ErrorCode.invalid_timestamp),
     ],
     ids=[
-        "short", "cut", "magic", "length", "two batches", "checksum", "no records", "negative count", "delta",
-        "codec", "base offset", "control", "delete horizon", "log append time", "no sequence", "no epoch", "future",
+        "short", "cut", "magic", "no magic", "length", "no length", "two batches", "checksum", "no records",
+        "negative count", "delta", "codec", "base offset", "control", "delete horizon",
+        "log append time", "no sequence", "no epoch", "future",
     ],
 )  # fmt: skip
 def test_what_is_not_one_sound_batch_is_refused_and_leaves_no_trace(tmp_path, batch, code):
