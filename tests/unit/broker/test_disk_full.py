@@ -1,0 +1,209 @@
+"""A disk without room: writes are refused with the right error, reads go on, and all is well when there is room.
+
+Where the test may mount one, the disk is a real file system of a few megabytes; elsewhere calls that would need
+room fail as they would there.
+"""
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kio.schema.offset_commit.v8.request import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from tests.unit.broker.raw_client import Client, create_topic, delete_topic, new_node, running, until
+from tests.unit.broker.wire_client import WireClient
+
+from penstock.broker.node import Node
+from penstock.broker.topic_creation import create_topics_in_cluster
+from penstock.cluster.controller.create_topics import NewTopic
+from penstock.protocol.errors import ApiError, ErrorCode
+
+_DISK_BYTES = 8 << 20
+
+
+class MountedDisk:
+    def __init__(self, folder: Path) -> None:
+        self._filler = folder / "filler"
+
+    def fill(self) -> None:
+        fd = os.open(self._filler, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        for size in (1 << 16, 1 << 12, 1):
+            with suppress(OSError):
+                while os.write(fd, bytes(size)):
+                    pass
+        os.close(fd)
+
+    def free(self) -> None:
+        self._filler.unlink()
+
+
+class PatchedDisk:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._is_full = False
+        real_open = os.open
+
+        def open_file(path: Any, flags: int, *args: Any, **options: Any) -> int:
+            if self._is_full and flags & os.O_CREAT and not os.path.exists(path):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            return real_open(path, flags, *args, **options)
+
+        monkeypatch.setattr(os, "open", open_file)
+        self._refuse(monkeypatch, os, "pwrite")
+        self._refuse(monkeypatch, os, "write")
+        self._refuse(monkeypatch, Path, "mkdir")
+
+    def _refuse(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        real: Callable[..., Any] = getattr(owner, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            if self._is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    def fill(self) -> None:
+        self._is_full = True
+
+    def free(self) -> None:
+        self._is_full = False
+
+
+Disk = MountedDisk | PatchedDisk
+
+
+@pytest.fixture(params=["mounted", "patched"])
+def disk(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    if request.param == "patched":
+        yield PatchedDisk(monkeypatch)
+        return
+    folder = tmp_path / "data"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a file system here")
+    yield MountedDisk(folder)
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+async def _fill_up(client: Client, disk: Disk) -> int:
+    """Returns how many records were acknowledged before there was no room left."""
+    count = 0
+    while True:
+        result = await client.produce("t", bytes(50_000), acks=-1)
+        if result.error is ErrorCode.kafka_storage_error:
+            return count
+        assert result.error is ErrorCode.none
+        assert result.offset == count
+        count += 1
+        if count == 20:
+            disk.fill()
+
+
+async def _read_all(client: Client) -> int:
+    """Reads on to the end; returns how many records there are."""
+    answer = await client.fetch([("t", 0, 0)])
+    end = answer.one().high_watermark
+    for offset in range(end):
+        part = (await client.fetch([("t", 0, offset)], partition_bytes=1)).one()
+        assert part.error_code is ErrorCode.none
+        assert len(part.records) > 50_000
+    return int(end)
+
+
+async def test_writes_are_refused_reads_go_on_and_writes_come_back(tmp_path: Path, disk: Disk) -> None:
+    async with running(tmp_path) as node:
+        await create_topic(node, "t")
+        client = await Client.connect(node)
+        written = await _fill_up(client, disk)
+        for _ in range(3):
+            assert (await client.produce("t", bytes(50_000), acks=-1)).error is ErrorCode.kafka_storage_error
+        assert await _read_all(client) == written
+        disk.free()
+        assert (await client.produce("t", bytes(50_000), acks=-1)).offset == written
+        assert await _read_all(client) == written + 1
+
+
+async def test_a_segment_for_which_there_is_no_room_is_begun_later(tmp_path: Path, disk: Disk) -> None:
+    async with running(tmp_path) as node:
+        await create_topic(node, "t", segment_bytes="120000")
+        client = await Client.connect(node)
+        written = await _fill_up(client, disk)
+        assert await _read_all(client) == written
+        disk.free()
+        for place in range(5):
+            assert (await client.produce("t", bytes(50_000), acks=-1)).offset == written + place
+    async with running(tmp_path) as node:
+        assert await _read_all(await Client.connect(node)) == written + 5
+
+
+async def test_topics_are_made_and_deleted_again_once_there_is_room(tmp_path: Path, disk: Disk) -> None:
+    async with running(tmp_path) as node:
+        await create_topic(node, "t")
+        disk.fill()
+        assert await _creation_error(node, "new") is ErrorCode.kafka_storage_error
+        disk.free()
+        # Where nothing could be written down the topic can be made anew; otherwise it only lacks its folders.
+        assert await _creation_error(node, "new") in (ErrorCode.none, ErrorCode.topic_already_exists)
+        await node._housekeeping._try_refused()
+        client = await Client.connect(node)
+        assert (await client.produce("new", b"x", acks=-1)).offset == 0
+        await delete_topic(node, "t")
+    async with running(tmp_path) as node:
+        assert set(node.image.topics) == {"new"}
+
+
+async def _creation_error(node: Node, name: str) -> ErrorCode:
+    try:
+        (result,) = await create_topics_in_cluster(node, [NewTopic(name=name)])
+    except ApiError as error:
+        return error.code
+    return result.error
+
+
+async def test_groups_are_sent_away_and_served_once_there_is_room(tmp_path: Path, disk: Disk) -> None:
+    async with running(tmp_path, offsets_topic_num_partitions="1") as node:
+        await node.groups.ensure_topic()
+        await create_topic(node, "t")
+        member = await WireClient.connect(node)
+        assert await _commit(member, "t") is ErrorCode.none
+        await _fill_up(await Client.connect(node), disk)
+        refused = await _commit(member, "t")
+        assert refused in (ErrorCode.not_coordinator, ErrorCode.coordinator_not_available)
+        disk.free()
+        await until(lambda: node.groups._runtime._active)
+        assert await _commit(member, "t") is ErrorCode.none
+
+
+async def _commit(client: WireClient, topic: str) -> ErrorCode:
+    partition = OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=1, committed_leader_epoch=-1, committed_metadata="x" * 4000
+    )
+    request = OffsetCommitRequest(
+        group_id="g",
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        group_instance_id=None,
+        topics=(OffsetCommitRequestTopic(name=topic, partitions=(partition,)),),
+    )
+    response = await client.ask(request)
+    return response.topics[0].partitions[0].error_code  # type: ignore[no-any-return]
+
+
+async def test_a_stop_without_room_loses_nothing(tmp_path: Path, disk: Disk) -> None:
+    node = new_node(tmp_path)
+    await node.start()
+    await create_topic(node, "t")
+    written = await _fill_up(await Client.connect(node), disk)
+    await node.stop()
+    disk.free()
+    async with running(tmp_path) as node:
+        assert await _read_all(await Client.connect(node)) == written
