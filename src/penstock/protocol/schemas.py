@@ -19,6 +19,8 @@ from penstock.protocol.upgrade import upgrader
 #: handlers read each version as it is.
 #: OffsetCommit, OffsetFetch, FindCoordinator, LeaveGroup, DeleteTopics.
 _READ_AS_SENT = frozenset({8, 9, 10, 13, 20})
+#: Up to this version, Metadata can ask what one may do in the cluster; the newest cannot.
+_READ_AT_MOST_AS = {3: 10}
 
 
 def newest_version(api_key: int) -> int:
@@ -34,9 +36,19 @@ def request_is_flexible(api_key: int, version: int) -> bool:
 def request_decoder(api_key: int, version: int) -> Callable[[memoryview, int], Any]:
     """Bytes of any version -> the newest version's request. Raises MalformedFrame."""
     read = request_reader(api_key, version)
-    target_version = version if api_key in _READ_AS_SENT else newest_version(api_key)
-    upgrade = upgrader(load_request_schema(api_key, version), load_request_schema(api_key, target_version))
+    upgrade = upgrader(
+        load_request_schema(api_key, version), load_request_schema(api_key, _shape_of(api_key, version))
+    )
     return lambda frame, position: upgrade(read(frame, position))
+
+
+def _shape_of(api_key: int, version: int) -> int:
+    """The version in whose class a handler gets a request of this version."""
+    if api_key in _READ_AS_SENT:
+        return version
+    if version <= _READ_AT_MOST_AS.get(api_key, -1):
+        return _READ_AT_MOST_AS[api_key]
+    return newest_version(api_key)
 
 
 @cache

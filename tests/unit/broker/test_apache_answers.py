@@ -15,7 +15,8 @@ from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import TRANSACTIONAL, Record, encode_batch
 
-FETCH, LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH = 1, 2, 23
+FETCH, LIST_OFFSETS, METADATA, OFFSET_FOR_LEADER_EPOCH = 1, 2, 3, 23
+OPERATIONS_NOT_ASKED = -(2**31)
 EARLIEST, LATEST = -2, -1
 
 
@@ -161,3 +162,35 @@ async def test_a_follower_of_an_empty_partition_does_not_diverge(node: Asked) ->
     found = response.responses[0].partitions[0]
     assert found.error_code is ErrorCode.none
     assert (found.diverging_epoch.epoch, found.high_watermark) == (-1, 0)
+
+
+# Metadata
+
+
+async def metadata(node: Asked, version: int, *topics: Any, operations: bool = False) -> Any:
+    return await node.ask(
+        METADATA,
+        version,
+        topics=topics,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=operations,
+        include_topic_authorized_operations=False,
+    )
+
+
+@pytest.mark.parametrize("version", [8, 9, 10])
+async def test_what_one_may_do_in_the_cluster_is_told_when_asked(node: Asked, version: int) -> None:
+    told = await metadata(node, version, operations=True)
+    assert told.cluster_authorized_operations > 0
+    assert (await metadata(node, version)).cluster_authorized_operations == OPERATIONS_NOT_ASKED
+
+
+@pytest.mark.parametrize("version", [10, 11])
+async def test_metadata_by_id_is_refused_as_a_whole_before_it_has_a_meaning(
+    node: Asked, version: int
+) -> None:
+    await create_topic(node.node, "t")
+    by_id = SimpleNamespace(name=None, topic_id=node.node.image.topics["t"].id)
+    response = await metadata(node, version, by_id, SimpleNamespace(name="t", topic_id=None))
+    assert {topic.error_code for topic in response.topics} == {ErrorCode.invalid_request}
+    assert (response.brokers, response.cluster_id, response.controller_id) == ((), None, -1)

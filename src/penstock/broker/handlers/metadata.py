@@ -2,7 +2,7 @@
 
 No topics (null; in v0 an empty list) asks for all of them. A topic that does not exist is created when the
 node and the request allow it, and the answer waits for that, so it is complete the first time. Ids may be
-asked for instead of names from v12 on.
+asked for instead of names from v12 on; before, a request that does is refused as a whole.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class _Missing:
 def handle(ctx: RequestContext, request: Any) -> Any | Awaitable[Any]:
     if request.topics is None or (ctx.version == 0 and not request.topics):
         return _response(ctx, request, list(ctx.node.image.topics.values()))
+    if ctx.version < _TOPIC_IDS_FROM and any(t.name is None or t.topic_id for t in request.topics):
+        return _refused(ctx, request)
     absent = [name for name in _names(request) if name not in ctx.node.image.topics]
     if absent and request.allow_auto_topic_creation and _creates_topics(ctx):
         return _create_first(ctx, request, absent)
@@ -85,8 +87,6 @@ def _find(
     ctx: RequestContext, name: str | None, topic_id: UUID | None, refused: dict[str, ErrorCode]
 ) -> TopicState | _Missing:
     image = ctx.node.image
-    if ctx.version < _TOPIC_IDS_FROM and (name is None or topic_id is not None):
-        return _Missing(ErrorCode.invalid_request, name or "", topic_id)
     if topic_id is not None:
         return image.topics_by_id.get(topic_id) or _Missing(ErrorCode.unknown_topic_id, None, topic_id)
     if name is None:
@@ -116,8 +116,20 @@ def _response(
         "topics": tuple(_topic(ctx, viewer, topic, operations) for topic in topics),
     }
     if ctx.version in _CLUSTER_OPERATIONS_IN:
-        return MetadataResponseV10(**fields, cluster_authorized_operations=CLUSTER_OPERATIONS)
+        asked = request.include_cluster_authorized_operations
+        operations = CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED
+        return MetadataResponseV10(**fields, cluster_authorized_operations=operations)
     return MetadataResponse(**fields, error_code=ErrorCode.none)
+
+
+def _refused(ctx: RequestContext, request: Any) -> Any:
+    viewer = PartitionViewer(ctx.node.image, ctx.listener)
+    topics = [_Missing(ErrorCode.invalid_request, t.name or "", t.topic_id) for t in request.topics]
+    return MetadataResponseV10(
+        throttle_time=timedelta(0),
+        brokers=(),
+        topics=tuple(_topic(ctx, viewer, topic, OPERATIONS_NOT_ASKED) for topic in topics),
+    )
 
 
 def _topic(
