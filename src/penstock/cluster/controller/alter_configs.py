@@ -1,6 +1,7 @@
 """Changing the settings of topics and brokers. A resource changes as a whole or not at all."""
 
 from collections import Counter
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -163,7 +164,7 @@ def _changed_list(resource: "_Resource", name: str, op: ConfigOp, text: str) -> 
     return ",".join(item for item in now if item not in items)
 
 
-class _Resource:
+class _Resource(ABC):
     """What altering needs to know of a kind of resource."""
 
     settings: Mapping[str, Setting]
@@ -172,11 +173,11 @@ class _Resource:
         self.current = current
         self.rules = rules
 
-    def default(self, name: str) -> Value:
-        raise NotImplementedError
+    @abstractmethod
+    def default(self, name: str) -> Value: ...
 
-    def validate(self, values: Mapping[str, str]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def validate(self, values: Mapping[str, str]) -> None: ...
 
 
 class _TopicResource(_Resource):
