@@ -15,7 +15,8 @@ from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import TRANSACTIONAL, Record, encode_batch
 
-FETCH, LIST_OFFSETS, METADATA, OFFSET_FOR_LEADER_EPOCH = 1, 2, 3, 23
+FETCH, LIST_OFFSETS, METADATA, FIND_COORDINATOR, DESCRIBE_GROUPS, DELETE_RECORDS = 1, 2, 3, 10, 15, 21
+INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, DESCRIBE_CLUSTER = 22, 23, 60
 OPERATIONS_NOT_ASKED = -(2**31)
 EARLIEST, LATEST = -2, -1
 
@@ -194,3 +195,63 @@ async def test_metadata_by_id_is_refused_as_a_whole_before_it_has_a_meaning(
     response = await metadata(node, version, by_id, SimpleNamespace(name="t", topic_id=None))
     assert {topic.error_code for topic in response.topics} == {ErrorCode.invalid_request}
     assert (response.brokers, response.cluster_id, response.controller_id) == ((), None, -1)
+
+
+# The cluster, its groups and producers
+
+
+async def test_another_kind_of_endpoint_is_told_nothing_of_this_one(node: Asked) -> None:
+    response = await node.ask(
+        DESCRIBE_CLUSTER,
+        2,
+        include_cluster_authorized_operations=True,
+        endpoint_type=2,
+        include_fenced_brokers=False,
+    )
+    assert response.error_code is ErrorCode.mismatched_endpoint_type
+    assert (response.cluster_id, response.controller_id, response.brokers) == ("", -1, ())
+
+
+async def test_each_key_that_is_looked_for_has_its_answer(node: Asked) -> None:
+    response = await node.ask(FIND_COORDINATOR, 4, key_type=0, coordinator_keys=("g", "h", "g"))
+    assert [each.key for each in response.coordinators] == ["g", "h", "g"]
+
+
+@pytest.mark.parametrize(("version", "told"), [(3, True), (5, True), (6, False)])
+async def test_what_one_may_do_with_a_group_that_is_not_there(node: Asked, version: int, told: bool) -> None:
+    await node.ask(FIND_COORDINATOR, 4, key_type=0, coordinator_keys=("g",))
+    response = await node.ask(DESCRIBE_GROUPS, version, groups=("g",), include_authorized_operations=True)
+    assert (response.groups[0].authorized_operations != OPERATIONS_NOT_ASKED) is told
+
+
+async def test_an_empty_transactional_id_is_none_at_all(node: Asked) -> None:
+    response = await node.ask(
+        INIT_PRODUCER_ID,
+        4,
+        transactional_id="",
+        transaction_timeout=timedelta(seconds=1),
+        producer_id=-1,
+        producer_epoch=-1,
+    )
+    assert response.error_code is ErrorCode.invalid_request
+
+
+async def test_a_topic_named_twice_loses_none_of_its_deletions(node: Asked) -> None:
+    await create_topic(node.node, "t", 2)
+    await node.publish("t")
+
+    def up_to(partition: int, offset: int) -> Any:
+        part = SimpleNamespace(partition_index=partition, offset=offset)
+        return SimpleNamespace(name="t", partitions=(part,))
+
+    response = await node.ask(
+        DELETE_RECORDS,
+        2,
+        topics=(up_to(0, 9), up_to(1, 0), up_to(0, 1)),
+        timeout=timedelta(seconds=1),
+    )
+    (topic,) = response.topics
+    assert [(p.partition_index, p.error_code, p.low_watermark) for p in topic.partitions] == [
+        (0, ErrorCode.none, 1),
+        (1, ErrorCode.none, 0),
+    ]

@@ -30,10 +30,9 @@ class _Result(NamedTuple):
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    results = {
-        topic.name: [await _delete(ctx, topic.name, part) for part in topic.partitions]
-        for topic in request.topics
-    }
+    results: dict[str, list[_Result]] = {}
+    for (topic, index), offset in _asked(request).items():
+        results.setdefault(topic, []).append(await _delete(ctx, topic, index, offset))
     if any(result.error is ErrorCode.none for parts in results.values() for result in parts):
         error = await _make_durable(ctx)
         if error is not ErrorCode.none:
@@ -57,8 +56,16 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     )
 
 
-async def _delete(ctx: RequestContext, topic: str, part: Any) -> _Result:
-    index = part.partition_index
+def _asked(request: Any) -> dict[tuple[str, int], int]:
+    """Offsets by topic and partition: of a partition that is named twice, the last."""
+    return {
+        (topic.name, part.partition_index): part.offset
+        for topic in request.topics
+        for part in topic.partitions
+    }
+
+
+async def _delete(ctx: RequestContext, topic: str, index: int, offset: int) -> _Result:
     try:
         partition = ctx.node.partitions.find(topic, index)
         if is_internal(topic):
@@ -68,7 +75,7 @@ async def _delete(ctx: RequestContext, topic: str, part: Any) -> _Result:
         if not partition.log.config.cleanup_delete:
             raise ApiError(ErrorCode.policy_violation, "The topic's cleanup.policy does not delete records")
         await partition.settled()
-        before = partition.high_watermark if part.offset == _HIGH_WATERMARK else part.offset
+        before = partition.high_watermark if offset == _HIGH_WATERMARK else offset
         if not 0 <= before <= partition.high_watermark:
             raise ApiError(ErrorCode.offset_out_of_range)
         partition.log.delete_records_before(before)
