@@ -19,10 +19,14 @@ def handle(ctx: RequestContext, request: Any) -> Any:
     try:
         _refuse_other_endpoints(request.endpoint_type)
     except ApiError as error:
-        return _response(ctx, error=error)
+        return _refused(error)
     asked = request.include_cluster_authorized_operations
-    return _response(
-        ctx,
+    return DescribeClusterResponse(
+        throttle_time=timedelta(0),
+        error_code=ErrorCode.none,
+        endpoint_type=_BROKERS,
+        cluster_id=ctx.node.cluster_id,
+        controller_id=ctx.node.node_id,
         brokers=tuple(
             DescribeClusterBroker(
                 broker_id=broker.id, host=at.host, port=at.port, rack=broker.rack, is_fenced=broker.fenced
@@ -31,7 +35,7 @@ def handle(ctx: RequestContext, request: Any) -> Any:
                 ctx.node.image, ctx.listener, with_fenced=request.include_fenced_brokers
             )
         ),
-        operations=CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED,
+        cluster_authorized_operations=CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED,
     )
 
 
@@ -45,20 +49,11 @@ def _refuse_other_endpoints(endpoint_type: int) -> None:
         raise ApiError(ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {endpoint_type}")
 
 
-def _response(
-    ctx: RequestContext,
-    *,
-    brokers: tuple[Any, ...] = (),
-    operations: int = OPERATIONS_NOT_ASKED,
-    error: ApiError | None = None,
-) -> Any:
+def _refused(error: ApiError) -> Any:
     return DescribeClusterResponse(
         throttle_time=timedelta(0),
-        error_code=error.code if error else ErrorCode.none,
-        error_message=error.message if error else None,
-        endpoint_type=_BROKERS,
-        cluster_id=ctx.node.cluster_id,
-        controller_id=ctx.node.node_id,
-        brokers=brokers,
-        cluster_authorized_operations=operations,
+        error_code=error.code,
+        error_message=error.message,
+        cluster_id="",
+        brokers=(),
     )
