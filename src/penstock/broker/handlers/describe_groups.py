@@ -37,11 +37,17 @@ async def _describe(ctx: RequestContext, group_id: str, operations: int) -> Any:
     if found is None and ctx.version >= _NOT_FOUND_FROM:
         return _nothing(group_id, _DEAD, ErrorCode.group_id_not_found, f"Group {group_id} not found.")
     if found is None:
-        return _nothing(group_id, _DEAD, ErrorCode.none, None)
+        return _nothing(group_id, _DEAD, ErrorCode.none, None, operations)
     return _description(found, operations)
 
 
-def _nothing(group_id: str, state: str, error: ErrorCode, message: str | None) -> Any:
+def _nothing(
+    group_id: str,
+    state: str,
+    error: ErrorCode,
+    message: str | None,
+    operations: int = _OPERATIONS_NOT_ASKED,
+) -> Any:
     return DescribedGroup(
         error_code=error,
         error_message=message,
@@ -50,6 +56,7 @@ def _nothing(group_id: str, state: str, error: ErrorCode, message: str | None) -
         protocol_type="",
         protocol_data="",
         members=(),
+        authorized_operations=operations,
     )
 
 

@@ -44,7 +44,7 @@ async def _handle_first(ctx: RequestContext, request: Any) -> Any:
         await ctx.node.groups.ensure_topic()
     except ApiError as error:
         failed = _Found(ErrorCode.coordinator_not_available, error.message)
-        return _response(ctx, dict.fromkeys(_keys(ctx, request), failed))
+        return _response(ctx, [(key, failed) for key in _keys(ctx, request)])
     return _respond(ctx, request, _GROUP)
 
 
@@ -53,7 +53,7 @@ def _keys(ctx: RequestContext, request: Any) -> tuple[str, ...]:
 
 
 def _respond(ctx: RequestContext, request: Any, key_type: int) -> Any:
-    return _response(ctx, {key: _find(ctx, key_type, key) for key in _keys(ctx, request)})
+    return _response(ctx, [(key, _find(ctx, key_type, key)) for key in _keys(ctx, request)])
 
 
 def _find(ctx: RequestContext, key_type: int, key: str) -> _Found:
@@ -75,9 +75,9 @@ def _find(ctx: RequestContext, key_type: int, key: str) -> _Found:
     return _Found(ErrorCode.none, None, broker.id, endpoint.host, endpoint.port)
 
 
-def _response(ctx: RequestContext, found: dict[str, _Found]) -> Any:
+def _response(ctx: RequestContext, found: list[tuple[str, _Found]]) -> Any:
     if ctx.version < _MANY_KEYS_FROM:
-        (only,) = found.values()
+        ((_, only),) = found
         return SingleResponse(
             throttle_time=NO_THROTTLE,
             error_code=only.error,
@@ -97,6 +97,6 @@ def _response(ctx: RequestContext, found: dict[str, _Found]) -> Any:
                 error_code=each.error,
                 error_message=each.message,
             )
-            for key, each in found.items()
+            for key, each in found
         ),
     )
