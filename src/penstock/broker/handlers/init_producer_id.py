@@ -26,7 +26,8 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 
 def _refuse_impossible(request: Any) -> None:
-    if (request.producer_id == _NONE) != (request.producer_epoch == _NONE):
+    half_named = (request.producer_id == _NONE) != (request.producer_epoch == _NONE)
+    if half_named or request.transactional_id == "":
         raise ApiError(ErrorCode.invalid_request)
     if request.transactional_id is not None:
         raise ApiError(ErrorCode.transactional_id_authorization_failed)
