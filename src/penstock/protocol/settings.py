@@ -1,5 +1,6 @@
 """How a named setting is declared, parsed and refused: one mechanism for topics and for nodes."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -22,6 +23,8 @@ class SettingType(IntEnum):
 Value = bool | int | float | str | tuple[str, ...] | None
 
 _INTEGER_BITS = {SettingType.SHORT: 16, SettingType.INT: 32, SettingType.LONG: 64}
+#: Narrower than Python's own: no underscores, only these digits, and no more than any bound can use.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,100}")
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -71,10 +74,7 @@ class Setting:
             case SettingType.INT | SettingType.SHORT | SettingType.LONG:
                 return self._integer(text)
             case SettingType.DOUBLE:
-                try:
-                    return float(text)
-                except ValueError:
-                    raise self._invalid(text, "must be a number") from None
+                return self._number(text)
             case SettingType.LIST:
                 return tuple(part.strip() for part in text.split(",") if part.strip())
             case _:
@@ -82,13 +82,20 @@ class Setting:
 
     def _integer(self, text: str) -> int:
         bits = _INTEGER_BITS[self.type]
-        try:
-            value = int(text)
-        except ValueError:
-            raise self._invalid(text, "must be a whole number") from None
+        if _INTEGER.fullmatch(text) is None:
+            raise self._invalid(text, "must be a whole number")
+        value = int(text)
         if not -(1 << bits - 1) <= value < 1 << bits - 1:
             raise self._invalid(text, f"must fit in {bits} bits")
         return value
+
+    def _number(self, text: str) -> float:
+        try:
+            if "_" not in text:
+                return float(text)
+        except ValueError:
+            pass
+        raise self._invalid(text, "must be a number")
 
     def _refuse_out_of_bounds(self, value: Value) -> None:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
