@@ -110,6 +110,9 @@ class ClassicGroup:
     # Protocols
 
     def supports(self, protocol_type: str, protocols: Protocols) -> bool:
+        # One that is named twice would count as supported by two members.
+        if len({name for name, _ in protocols}) != len(protocols):
+            return False
         if self.state is State.EMPTY:
             return bool(protocol_type) and bool(protocols)
         return self.protocol_type == protocol_type and any(
