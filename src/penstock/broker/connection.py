@@ -24,8 +24,10 @@ HANG_UP: Final = bytearray()
 _SIZE = struct.Struct(">i")
 #: api key, version, correlation id: less than that is no request
 _FRAME_BYTES_MIN = 8
-#: Replies held back while frames are handled; more than that leaves at once, so that a slow reader is noticed.
-_CORKED_BYTES_MAX = 64 * 1024
+#: Replies held back while frames are handled: what is more, or larger, leaves at once, so that a reader that
+#: is too slow is noticed before the next frame.
+_CORKED_REPLIES_MAX = 64
+_CORKED_REPLY_BYTES_MAX = 4096
 
 
 class Slot:
@@ -47,7 +49,7 @@ class Slot:
 
 class Connection(asyncio.BufferedProtocol):
     __slots__ = (
-        "_backlog", "_closing", "_corked", "_corked_bytes", "_filled", "_muted", "_needed", "_partial",
+        "_backlog", "_closing", "_corked", "_filled", "_muted", "_needed", "_partial",
         "_partial_view", "_slots", "_transport", "_write_paused", "client_host", "last_active", "listener",
         "peer", "server",
     )  # fmt: skip
@@ -64,7 +66,6 @@ class Connection(asyncio.BufferedProtocol):
         self._filled = self._needed = 0
         self._backlog = b""
         self._corked: list[BytesLike] | None = None  # replies held back while frames are handled
-        self._corked_bytes = 0
         self._muted = self._write_paused = self._closing = False
 
     def __repr__(self) -> str:
@@ -173,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
     def _uncork(self) -> None:
         corked = self._corked
         if corked:
-            self._corked, self._corked_bytes = [], 0
+            self._corked = []
             if self._transport is not None:
                 self._transport.writelines(corked)
 
@@ -312,23 +313,17 @@ class Connection(asyncio.BufferedProtocol):
             self.unmute()
 
     def _write(self, reply: bytes | bytearray | list[BytesLike]) -> None:
-        if reply is HANG_UP:
+        corked = self._corked
+        if corked is not None and type(reply) is bytes:
+            corked.append(reply)
+            if len(corked) > _CORKED_REPLIES_MAX or len(reply) > _CORKED_REPLY_BYTES_MAX:
+                self._uncork()
+        elif reply is HANG_UP:
             self.close()
-        elif self._corked is not None:
-            self._cork(reply)
         elif self._transport is not None:
+            if corked:
+                self._uncork()
             if isinstance(reply, list):
                 self._transport.writelines(reply)
             else:
                 self._transport.write(reply)
-
-    def _cork(self, reply: bytes | bytearray | list[BytesLike]) -> None:
-        assert self._corked is not None
-        if isinstance(reply, list):
-            self._corked += reply
-            self._uncork()  # records are large
-        else:
-            self._corked.append(reply)
-            self._corked_bytes += len(reply)
-            if self._corked_bytes > _CORKED_BYTES_MAX:
-                self._uncork()
