@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import OrderedDict
-from errno import EIO, EMFILE, ENFILE, EOPNOTSUPP
+from errno import EIO, EMFILE, ENFILE, ENOENT, EOPNOTSUPP
 from pathlib import Path
 from typing import Final
 
@@ -136,6 +136,9 @@ class FilePool:
 
     def _opened(self, segment: Segment) -> _OpenFile:
         """Under the lock that renames take too, so that the name still means this segment."""
+        if segment.is_deleted:
+            # A later segment of the same base offset may have been given this name since.
+            raise FileNotFoundError(ENOENT, "the segment has left its log", str(segment.path))
         try:
             file = _OpenFile(os.open(segment.path, _READ_FLAGS))
         except OSError as error:

@@ -58,6 +58,8 @@ class Log:
         self._replacing: tuple[Segment, ...] = ()
         # Taken by whoever changes the list of segments: rolling on the loop, compaction in its thread.
         self._lock = threading.Lock()
+        # Held for all of a replacement or a truncation, which would pull the files from under each other.
+        self._rearranging = threading.Lock()
 
     @classmethod
     def open(
@@ -256,11 +258,14 @@ class Log:
     def _looked_up(self, look: Callable[[], Found]) -> Found:
         """Raises ApiError when the disk does not answer."""
         try:
-            try:
-                return look()
-            except FileNotFoundError:
-                # Retention or compaction took the file away between finding and opening it.
-                return look()
+            while True:
+                segments = self._reader.segments
+                try:
+                    return look()
+                except FileNotFoundError:
+                    # Retention or compaction may have taken the file away between finding and opening it.
+                    if self._reader.segments is segments:
+                        raise
         except BlockingIOError:
             raise
         except OSError as error:
@@ -396,6 +401,10 @@ class Log:
         Raises SegmentsChanged when an old segment has gone meanwhile; nothing has changed then.
         """
         assert new, "even an empty range keeps a segment"
+        with self._rearranging:
+            return self._replace_segments(old, new)
+
+    def _replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> list[Path]:
         self._begin_replacing(old)
         try:
             leftovers.commit_swap(new, self.files)
@@ -412,7 +421,6 @@ class Log:
         return unlink
 
     def _begin_replacing(self, old: Sequence[Segment]) -> None:
-        assert not self._replacing, "one compaction at a time"
         with self._lock:
             if not set(self._reader.segments.items).issuperset(old):
                 raise SegmentsChanged(f"{self.directory.name}: segments to replace have gone")
@@ -422,22 +430,36 @@ class Log:
     # Truncation
 
     def truncate_to(self, offset: int, now_ms: int) -> None:
-        """Drop every batch that reaches `offset` or beyond. Blocking, while nothing else appends."""
+        """Drop every batch that reaches `offset` or beyond. Blocking, while nothing else appends.
+
+        A log in a store is truncated by `LogStore.truncate`, and then `Cleaner.truncated` must hear of it.
+        """
         if offset >= self.end.offset:
             return
-        if offset <= self.segments[0].base_offset:
-            self.truncate_fully_and_start_at(offset, now_ms)
-            return
-        self._flush.gate.next_generation()
-        target = self.position_of(offset)
-        segments = self._reader.segments
-        kept = segments.holding(target.segment_base)
-        recovery.discard_segments(segments.items[segments.items.index(kept) + 1 :], self.files)
-        self._reopen_tail(kept, target)
-        self._after_truncation(target, now_ms)
+        with self._rearranging:
+            if offset <= self.segments[0].base_offset:
+                self._restart_at(offset, now_ms)
+            else:
+                self._cut_to(self.position_of(offset), now_ms)
 
     def truncate_fully_and_start_at(self, offset: int, now_ms: int) -> None:
-        """Drop everything; the next batch gets this offset. Blocking, while nothing else appends."""
+        """Drop everything; the next batch gets this offset. As for `truncate_to`."""
+        with self._rearranging:
+            self._restart_at(offset, now_ms)
+
+    def _cut_to(self, target: LogPosition, now_ms: int) -> None:
+        self._flush.gate.next_generation()
+        segments = self._reader.segments
+        slot = segments.slot_of(target.segment_base)
+        recovery.discard_segments(segments.items[slot + 1 :], self.files)
+        self._tail.close()
+        # Another segment from here on, so that who still rewrites or reads the old one notices.
+        kept = recovery.shortened(segments.items[slot], target, self.files, self.config)
+        self._tail = Tail(kept)
+        self._reader.use(SegmentList([*segments.items[:slot], kept]))
+        self._after_truncation(target, now_ms)
+
+    def _restart_at(self, offset: int, now_ms: int) -> None:
         self._flush.gate.next_generation()
         self._flush.let_go_of_all()
         self._tail.close()
@@ -450,14 +472,6 @@ class Log:
         self.epochs.clear()
         snapshots.remove(self.directory, snapshots.list_offsets(self.directory))
         self._after_truncation(LogPosition(offset, offset, 0), now_ms)
-
-    def _reopen_tail(self, segment: Segment, target: LogPosition) -> None:
-        self._tail.close()
-        self._tail = Tail(segment)
-        self._tail.cut(target.position)
-        recovery.index_up_to(segment, target, self.files, self.config)
-        kept = self._reader.segments
-        self._reader.use(SegmentList(kept.items[: kept.items.index(segment) + 1]))
 
     def _after_truncation(self, end: LogPosition, now_ms: int) -> None:
         self.end = end

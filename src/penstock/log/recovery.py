@@ -16,7 +16,7 @@ from penstock.log.lookup import first_timestamp, modified_ms, offset_index, time
 from penstock.log.names import EPOCH_CHECKPOINT, INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, parse_offset_file
 from penstock.log.positions import LogPosition
 from penstock.log.producers import Producers, trace_of
-from penstock.log.segment import UNKNOWN, Segment
+from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
 from penstock.log.walk import checksum_holds, read_batch, walk
 from penstock.protocol.records import BatchHeader
@@ -57,7 +57,9 @@ def load(
             directory, start_offset, now_ms, Producers(producer_expiry_ms), epochs or EpochCache()
         )
     if epochs is None:
-        epochs = _rebuilt_epochs(segments, files)
+        # Of what recovery checks, it learns the epochs itself.
+        known = segments.items if clean else segments.items[: segments.slot_of(recovery_point)]
+        epochs = _rebuilt_epochs(known, files)
     end_offset = _resume(segments.last, files, config) if clean else None
     if end_offset is None:
         segments, end_offset = _recover(segments, epochs, files, config, recovery_point)
@@ -128,11 +130,13 @@ def prune_snapshots(directory: Path, segments: SegmentList, end_offset: int) -> 
 
 
 def discard_segments(segments: list[Segment], files: FilePool) -> None:
-    """Unlink at once, the last first, so that a crash on the way leaves a log without a hole."""
+    """Unlink at once and durably, the last first, so that a crash on the way leaves a log without a hole."""
     for segment in reversed(segments):
         files.forget(segment)
         for path in reversed(existing_files([segment])):
             path.unlink(missing_ok=True)
+    if segments:
+        sync_directory(segments[0].directory)
 
 
 def _list_segments(directory: Path, now_ms: int) -> list[Segment]:
@@ -315,25 +319,35 @@ def _replay(producers: Producers, segment: Segment, files: FilePool, from_offset
         files.unpin(file)
 
 
-def _rebuilt_epochs(segments: SegmentList, files: FilePool) -> EpochCache:
+def _rebuilt_epochs(segments: list[Segment], files: FilePool) -> EpochCache:
     epochs = EpochCache()
+    end_offset = 0
     for segment in segments:
         file = files.pin(segment)
         try:
             for _, header in walk(file.fd, 0, segment.size):
-                if header.leader_epoch > epochs.latest:
+                if header.leader_epoch > epochs.latest and header.base_offset >= end_offset:
                     epochs.assign(header.leader_epoch, header.base_offset)
+                end_offset = header.last_offset + 1
         finally:
             files.unpin(file)
     return epochs
 
 
-def index_up_to(segment: Segment, end: LogPosition, files: FilePool, config: LogConfig) -> None:
-    """After a segment was cut, keep what its indexes say of the rest and learn the end of it."""
+def shortened(segment: Segment, end: LogPosition, files: FilePool, config: LogConfig) -> Segment:
+    """Cut the file durably, keep what the indexes say of the rest, and learn its end."""
     offsets, times = offset_index(segment, files), time_index(segment, files)
+    files.forget(segment)
+    fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.ftruncate(fd, end.position)
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
     offsets.truncate(end.position)
     times.truncate(max(end.offset - segment.base_offset, 0))
-    segment.offsets, segment.times = offsets, times
-    segment.first_timestamp, segment.index_full = UNKNOWN, False
-    reached = resume_indexing(segment, files, config, end.position)
+    kept = Segment(segment.directory, segment.base_offset, created_ms=segment.created_ms)
+    kept.offsets, kept.times = offsets, times
+    reached = resume_indexing(kept, files, config, end.position)
     assert reached is not None, (segment, end)
+    return kept

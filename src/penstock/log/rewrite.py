@@ -89,6 +89,14 @@ class Compaction:
 
     def run(self) -> int:
         """Returns the first offset that is still dirty."""
+        try:
+            return self._run()
+        except FileNotFoundError:
+            if set(self._segments).issubset(self._log.segments):
+                raise
+            raise CleaningCancelled("segments to compact have gone") from None
+
+    def _run(self) -> int:
         # Closed by name: a reading left to the garbage collector may let go of its file while the pool is locked.
         with closing(TransactionOutcomes(self._control_batches)) as outcomes:
             self._map_keys(outcomes)
@@ -154,6 +162,7 @@ class Compaction:
     def _swap(self, group: Sequence[Segment], new: Sequence[Segment]) -> None:
         try:
             self.unlink += self._log.replace_segments(group, new)
+            self._segments = [segment for segment in self._segments if segment not in group]
         except SegmentsChanged as changed:
             raise CleaningCancelled(str(changed)) from None
 

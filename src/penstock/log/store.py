@@ -201,6 +201,15 @@ class LogStore:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def truncate(self, topic: str, index: int, offset: int, *, now_ms: int) -> None:
+        """Drop every batch that reaches `offset` or beyond, while nothing appends. Durable when it returns.
+
+        The recovery point goes back too, or it would vouch for whatever is appended there next.
+        """
+        with self._lock:
+            self.logs[topic, index].truncate_to(offset, now_ms)
+            self.checkpoint()
+
     # Checkpoints
 
     def checkpoint(self, high_watermarks: Mapping[PartitionKey, int] | None = None) -> None:
@@ -228,7 +237,9 @@ class LogStore:
         self, logs: dict[PartitionKey, Log], high_watermarks: Mapping[PartitionKey, int] | None
     ) -> None:
         with ThreadPoolExecutor(max_workers=self._threads, thread_name_prefix="closing") as pool:
-            list(pool.map(Log.close, logs.values()))
+            closing = [pool.submit(log.close) for log in logs.values()]
+        for closed in closing:  # all of them are by now, whichever failed
+            closed.result()
         self.logs = logs
         self.checkpoint(high_watermarks)
         self.logs = {}

@@ -57,10 +57,6 @@ class Tail:
         self._refusal = "the log is closed"
         self.file.drop()
 
-    def cut(self, position: int) -> None:
-        os.ftruncate(self.file.fd, position)
-        os.fdatasync(self.file.fd)
-
     def _undo(self, reason: str) -> None:
         try:
             os.ftruncate(self.file.fd, self.segment.size)

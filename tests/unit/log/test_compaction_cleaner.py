@@ -3,6 +3,7 @@
 import errno
 import os
 import tracemalloc
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.compacting import NOW_MS, PARTITION, append, batches, clean, open_log
 from penstock.log import cleaner as cleaner_module
 from penstock.log.cleaner import CLEANER_CHECKPOINT, Cleanable, Cleaner, measure
 from penstock.log.log import Log
+from penstock.log.segment import Segment
 from penstock.log.segment_writer import SegmentWriter
 from penstock.protocol.compression import Codec
 
@@ -260,10 +262,28 @@ def test_segments_removed_during_a_pass_do_not_come_back(log: Log, cleaner: Clea
     report = cleaner.clean_filthiest({PARTITION: cleanable(log)}, now_ms=NOW_MS, is_cancelled=remove_all)
     assert report is not None
     assert report.error is not None
-    assert "segments to replace have gone" in report.error
+    assert "have gone" in report.error
     assert cleaner.uncleanable == {}
     log.abandon()
     assert pairs(open_log(log.directory)) == []
+
+
+def test_segments_removed_just_before_the_swap_cancel_the_pass(
+    log: Log, cleaner: Cleaner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dirty(log)
+    real = Log.replace_segments
+
+    def too_late(log: Log, old: Sequence[Segment], new: Sequence[Segment]) -> list[Path]:
+        log.remove_segments(old, NOW_MS, end_offset=log.end_offset)
+        return real(log, old, new)
+
+    monkeypatch.setattr(Log, "replace_segments", too_late)
+    report = clean(log, cleaner)
+    assert report is not None
+    assert "have gone" in (report.error or "")
+    assert cleaner.uncleanable == {}
+    assert not [path.name for path in log.directory.iterdir() if path.suffix in (".cleaned", ".swap")]
 
 
 def test_a_truncated_log_is_dirty_from_there_on(log: Log, cleaner: Cleaner) -> None:

@@ -80,12 +80,25 @@ def test_without_descriptors_to_spare_idle_ones_are_given_up(tmp_path, monkeypat
 
 def test_a_renamed_segment_is_found_under_its_new_name(tmp_path):
     pool, (segment,) = FilePool(), segments(tmp_path, 1)
-    pool.rename(segment, ".deleted")
-    assert segment.path.name == "00000000000000000000.log.deleted"
+    pool.rename(segment, ".swap")
+    assert segment.path.name == "00000000000000000000.log.swap"
     assert os.pread(pool.pin(segment).fd, 9, 0) == b"0"
     segment.path.unlink()
     with pytest.raises(FileNotFoundError):
         pool.rename(segment, "")
+
+
+def test_the_name_of_a_deleted_segment_may_be_anothers(tmp_path):
+    pool, (old,) = FilePool(), segments(tmp_path, 1)
+    in_use = pool.pin(old)
+    pool.rename(old, ".deleted")
+    pool.forget(old)
+    (new,) = segments(tmp_path, 1)
+    new.path.write_bytes(b"compacted")
+    pool.rename(new, ".deleted")
+    assert os.pread(in_use.fd, 9, 0) == b"0"
+    with pytest.raises(FileNotFoundError):
+        pool.pin(old)
 
 
 def test_loaded_indexes_are_bounded_in_bytes(tmp_path):

@@ -299,6 +299,24 @@ def test_topic_names_with_dashes_and_digits_are_understood(tmp_path):
     }  # fmt: skip
 
 
+def test_what_is_appended_after_a_truncation_is_checked_after_a_crash(tmp_path):
+    """A recovery point of the time before would vouch for it, and refuse the log once it finds otherwise."""
+    store = opened(tmp_path)
+    log = create(store)
+    fill(log, 20)
+    flush(log)
+    store.checkpoint()
+    store.truncate("orders", 0, 5, now_ms=NOW_MS)
+    assert log.end_offset == 5
+    fill(log, 5)
+    store.close(clean=False)
+    path = tmp_path / "orders-0" / "00000000000000000000.log"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert offsets_in(open_all(opened(tmp_path)).opened["orders", 0]) == list(range(9))
+
+
 @pytest.mark.parametrize("content", [b"", b"0\n7\nbroken", b"\xff\xfe" * 20, b"0\n1\norders 0 -9\n"])
 def test_damaged_checkpoints_cost_time_and_no_data(tmp_path, content):
     store = opened(tmp_path)

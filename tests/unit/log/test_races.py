@@ -1,0 +1,159 @@
+"""Threads that read while the log is appended to, rolled, compacted, retained and flushed: a second of everything."""
+
+import contextlib
+import os
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.unit.log.helpers import NOW_MS, open_log
+
+from penstock.log.cleaner import Cleanable, Cleaner
+from penstock.log.config import LogConfig
+from penstock.log.files import FilePool
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import Record, checksum, decode_records, encode_batch, iter_batches
+
+SECONDS_MIN = 1.0
+SECONDS_MAX = 30.0
+KEYS = 40
+CONFIG = LogConfig(
+    segment_bytes=4000,
+    index_interval_bytes=200,
+    cleanup_compact=True,
+    cleanup_delete=True,
+    retention_bytes=20_000,
+    min_cleanable_dirty_ratio=0.0,
+    file_delete_delay_ms=0,
+)
+
+
+class World:
+    """One log, what its writer knows of it, and when to stop."""
+
+    def __init__(self, directory):
+        self.log = open_log(directory / "t-0", CONFIG, files=FilePool(descriptors_max=4, index_bytes_max=400))
+        self.cleaner = Cleaner(directory, dedupe_buffer_bytes=1 << 16)
+        self.high = self.log.end
+        self.stop = threading.Event()
+        self.reads = self.passes = 0
+
+    @property
+    def has_seen_enough(self):
+        return self.reads > 100 and self.passes > 3 and self.log.start_offset > 0
+
+    def run(self, chore):
+        try:
+            while not self.stop.is_set():
+                chore()
+        finally:
+            self.stop.set()
+
+    # The loop's part: one thread appends, removes and begins flushes, as the node does.
+
+    def append_and_retain(self):
+        log = self.log
+        for _ in range(20):
+            offset = log.end_offset
+            records = [
+                Record(n, NOW_MS + offset + n, b"%d" % random.randrange(KEYS), b"%d" % (offset + n))
+                for n in range(3)
+            ]
+            log.append(memoryview(encode_batch(records)), leader_epoch=0, now_ms=NOW_MS)
+        ticket = log.flush_begin()
+        if ticket is not None:
+            ticket.run()
+            log.flush_done(ticket)
+        self.high = log.end
+        if self.cleaner.busy is None or random.random() < 0.2:
+            gone = log.expired_segments(NOW_MS, self.high.offset)
+            for path in log.remove_segments(gone, NOW_MS, end_offset=log.end_offset):
+                path.unlink(missing_ok=True)
+        time.sleep(0.0005)
+
+    def clean(self):
+        logs = {("t", 0): Cleanable(self.log, self.high.offset, self.high.offset)}
+        report = self.cleaner.clean_filthiest(logs, now_ms=NOW_MS)
+        if report is None:
+            time.sleep(0.001)
+            return
+        self.passes += report.error is None
+        for path in report.unlink:
+            path.unlink(missing_ok=True)
+        assert self.cleaner.uncleanable == {}
+
+    def read(self):
+        """A consumer: offsets only ever ascend, every batch is whole, every value is where it was written."""
+        upto = self.high
+        offset = random.randint(self.log.start_offset, upto.offset)
+        while offset < upto.offset:
+            try:
+                piece = self.log.read(offset, random.choice((1, 500, 1 << 16)), upto)
+            except ApiError as error:
+                if error.code is ErrorCode.offset_out_of_range and offset < self.log.start_offset:
+                    return
+                raise
+            last = offset - 1
+            for header, batch in iter_batches(piece.data):
+                assert checksum(batch) == header.crc
+                assert last < header.last_offset < upto.offset
+                last = header.last_offset
+                for record in decode_records(batch, 1 << 20):
+                    assert record.value == b"%d" % record.offset
+            assert piece.data == b"" or piece.next_offset > last >= offset
+            if not piece.data:
+                assert offset >= self.log.segments[-1].base_offset or offset < self.log.start_offset
+                return
+            offset = piece.next_offset
+            self.reads += 1
+
+    def look_up(self):
+        start = self.log.start_offset
+        asked = NOW_MS + random.randint(start, self.high.offset)
+        found = self.log.offset_for_timestamp(asked)
+        if found is not None:
+            assert found.timestamp == NOW_MS + found.offset
+            assert found.timestamp >= asked
+        largest = self.log.offset_of_max_timestamp()
+        assert largest is not None
+        assert largest.offset >= self.high.offset - 3 * 60
+
+
+def test_readers_see_whole_batches_whatever_happens_to_the_files(tmp_path):
+    world = World(tmp_path)
+    world.append_and_retain()
+    chores = [world.append_and_retain, world.clean, world.read, world.read, world.look_up]
+    with ThreadPoolExecutor(len(chores)) as pool:
+        running = [pool.submit(world.run, chore) for chore in chores]
+        world.stop.wait(SECONDS_MIN)
+        give_up = time.monotonic() + SECONDS_MAX
+        while not (world.has_seen_enough or world.stop.wait(0.05)) and time.monotonic() < give_up:
+            pass
+        world.stop.set()
+        for each in running:
+            each.result()
+    assert world.has_seen_enough
+    held = list(open_files(tmp_path))
+    assert len(held) <= 4 + 1 + world.log.rolled_unsynced, held
+    assert not [name for name in held if ".deleted" in name or "(deleted)" in name]
+    expected = dict(_records(world.log))
+    world.log.abandon()
+    assert dict(_records(open_log(tmp_path / "t-0", CONFIG, start_offset=world.log.start_offset))) == expected
+
+
+def open_files(folder):
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists the folder has gone already
+            if (name := os.readlink(f"/proc/self/fd/{fd}")).startswith(str(folder)):
+                yield name
+
+
+def _records(log):
+    offset = log.start_offset
+    while offset < log.end_offset:
+        piece = log.read(offset, 1 << 20, log.end)
+        for _, batch in iter_batches(piece.data):
+            for record in decode_records(batch, 1 << 20):
+                yield record.offset, (record.key, record.value)
+        offset = piece.next_offset
