@@ -130,10 +130,24 @@ _TOPICS = (
         "Codec that batches are stored with; `producer` keeps what was sent.",
         choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
     ),
-    _topic_default("compression.gzip.level", _INT, -1, "gzip level where the node compresses.", -1, 9),
-    _topic_default("compression.lz4.level", _INT, 9, "lz4 level where the node compresses.", 1, 17),
     _topic_default(
-        "compression.zstd.level", _INT, 3, "zstd level where the node compresses.", -(1 << 17), 22
+        "compression.gzip.level",
+        _INT,
+        -1,
+        "Accepted for compatibility; the codec's own level is used.",
+        -1,
+        9,
+    ),
+    _topic_default(
+        "compression.lz4.level", _INT, 9, "Accepted for compatibility; the codec's own level is used.", 1, 17
+    ),
+    _topic_default(
+        "compression.zstd.level",
+        _INT,
+        3,
+        "Accepted for compatibility; the codec's own level is used.",
+        -(1 << 17),
+        22,
     ),
 )
 
@@ -141,8 +155,12 @@ _LOG = (
     _topic_default("log.segment.bytes", _INT, 1 << 30, "Size at which a new segment file begins.", 14),
     _topic_default("log.roll.ms", _LONG, None, "Age at which a new segment begins; else log.roll.hours.", 1),
     _topic_default("log.roll.hours", _INT, 168, "Age in hours at which a new segment begins.", 1),
-    _topic_default("log.roll.jitter.ms", _LONG, None, "Random part taken off a segment's age.", 0),
-    _topic_default("log.roll.jitter.hours", _INT, 0, "Random part taken off a segment's age, in hours.", 0),
+    _topic_default(
+        "log.roll.jitter.ms", _LONG, None, "Accepted for compatibility; segments roll without jitter.", 0
+    ),
+    _topic_default(
+        "log.roll.jitter.hours", _INT, 0, "Accepted for compatibility; segments roll without jitter.", 0
+    ),
     _topic_default(
         "log.retention.ms",
         _LONG,
@@ -292,7 +310,7 @@ _PENSTOCK = (
         "penstock.max.queued.response.bytes",
         _LONG,
         8 * _MIB,
-        "Answers waiting on a slow connection before its requests are no longer read.",
+        "Answers that clients have not taken, over all connections; above it, a fetch returns 64 KiB or one batch.",
         1,
     ),
     _node(
