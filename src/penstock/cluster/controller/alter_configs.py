@@ -1,7 +1,7 @@
 """Changing the settings of topics and brokers. A resource changes as a whole or not at all."""
 
-from collections import Counter
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
