@@ -1,0 +1,90 @@
+"""A disk that fails at one chosen call, or at every call from there on, wherever a log writes, syncs or renames."""
+
+import builtins
+import errno
+import os
+
+from penstock.log import checkpoints
+
+
+class FaultyDisk:
+    """Counts the calls that change something; the one numbered `fail_at` raises ENOSPC."""
+
+    def __init__(self, fail_at: int | None = None, *, lasting: bool = False) -> None:
+        self.calls = 0
+        self.failed: list[str] = []
+        self._fail_at = fail_at
+        self._lasting = lasting
+
+    def install(self, patched) -> None:
+        for name in ("fsync", "fdatasync"):
+            patched.setattr(os, name, self._failing(name, lambda fd: None))
+        for name in ("rename", "replace", "ftruncate", "truncate", "mkdir", "utime"):
+            patched.setattr(os, name, self._failing(name, getattr(os, name)))
+        patched.setattr(os, "pwrite", self._short(os.pwrite))
+        patched.setattr(os, "open", self._creating(os.open))
+        patched.setattr(checkpoints, "open", self._opening, raising=False)
+
+    def mend(self) -> None:
+        self._fail_at = None
+
+    def _is_due(self, name: str) -> bool:
+        self.calls += 1
+        due = self._fail_at is not None and (
+            self.calls == self._fail_at or (self._lasting and self.calls > self._fail_at)
+        )
+        if due:
+            self.failed.append(name)
+        return due
+
+    def _failing(self, name, real):
+        def call(*args, **options):
+            if self._is_due(name):
+                raise OSError(errno.ENOSPC, f"No space left on device ({name})")
+            return real(*args, **options)
+
+        return call
+
+    def _short(self, real):
+        def pwrite(fd, data, position):
+            if self._is_due("pwrite"):
+                real(fd, bytes(data)[: len(data) // 2], position)
+                raise OSError(errno.ENOSPC, "No space left on device (pwrite)")
+            return real(fd, data, position)
+
+        return pwrite
+
+    def _creating(self, real):
+        def call(path, flags, *args, **options):
+            if flags & os.O_CREAT and self._is_due("open"):
+                raise OSError(errno.ENOSPC, "No space left on device (open)")
+            return real(path, flags, *args, **options)
+
+        return call
+
+    def _opening(self, path, mode, **options):
+        if self._is_due("create"):
+            raise OSError(errno.ENOSPC, "No space left on device (create)")
+        return _File(builtins.open(path, mode, **options), self)
+
+
+class _File:
+    """A file whose write may get half of the way."""
+
+    def __init__(self, file, disk: FaultyDisk) -> None:
+        self._file, self._disk = file, disk
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._file.close()
+
+    def fileno(self):
+        return self._file.fileno()
+
+    def write(self, data):
+        if self._disk._is_due("write"):
+            self._file.write(bytes(data)[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device (write)")
+        return self._file.write(data)
