@@ -11,7 +11,7 @@ class FaultyDisk:
     """Counts the calls that change something; the one numbered `fail_at` raises ENOSPC."""
 
     def __init__(self, fail_at: int | None = None, *, lasting: bool = False) -> None:
-        self.calls = 0
+        self.calls: list[str] = []
         self.failed: list[str] = []
         self._fail_at = fail_at
         self._lasting = lasting
@@ -29,9 +29,10 @@ class FaultyDisk:
         self._fail_at = None
 
     def _is_due(self, name: str) -> bool:
-        self.calls += 1
+        self.calls.append(name)
+        number = len(self.calls)
         due = self._fail_at is not None and (
-            self.calls == self._fail_at or (self._lasting and self.calls > self._fail_at)
+            number == self._fail_at or (self._lasting and number > self._fail_at)
         )
         if due:
             self.failed.append(name)
