@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Final
 
 from penstock.protocol.compression import BytesLike, Codec, compress
-from penstock.protocol.errors import InvalidRecords
+from penstock.protocol.errors import ApiError, ErrorCode, InvalidRecords
 from penstock.protocol.records import (
     CODEC_MASK,
     HEADER_BYTES,
@@ -29,7 +29,7 @@ def prepare(
     """The batch to append: the same one, or one in the topic's codec that is otherwise equal.
 
     `codec` is None where the topic keeps what producers send. Raises INVALID_RECORD for a record without a
-    key in a compacted topic, and CORRUPT_MESSAGE for what cannot be read or unfolds to more than `max_bytes`.
+    key in a compacted topic, and for what cannot be read or unfolds to more than `max_bytes`.
     """
     # The append refuses such a batch with the right error; a new checksum here would only hide the damage.
     if not _is_sound(batch):
@@ -37,9 +37,15 @@ def prepare(
     recode = codec is not None and read_header(batch).codec is not codec
     if not compacted and not recode:
         return batch
-    header, body = open_batch(batch, max_bytes)
-    if compacted:
-        _refuse_keyless(header, body)
+    try:
+        header, body = open_batch(batch, max_bytes)
+        if compacted:
+            _refuse_keyless(header, body)
+    except InvalidRecords:
+        raise
+    except ApiError as error:
+        # The checksum is right, so this is what was meant to be sent: trying again would not help.
+        raise ApiError(ErrorCode.invalid_record, error.message) from None
     if codec is None or not recode:
         return batch
     return _recoded(header, body, codec)

@@ -71,14 +71,14 @@ def test_looking_inside_is_bounded(compacted: bool) -> None:
     batch = produced([Record(0, 0, b"k", bytes(2 * BOUND))], Codec.ZSTD)
     with pytest.raises(ApiError, match="more than") as refused:
         prepare(batch, compacted=compacted, codec=Codec.GZIP, max_bytes=BOUND)
-    assert refused.value.code is ErrorCode.corrupt_message
+    assert refused.value.code is ErrorCode.invalid_record
 
 
 def test_records_that_cannot_be_read_are_refused_by_a_compacted_topic() -> None:
     batch = memoryview(pack_batch(read_header(produced(KEYED)), b"\x02" * 40))
     with pytest.raises(ApiError) as refused:
         prepare(batch, compacted=True, codec=None, max_bytes=BOUND)
-    assert refused.value.code is ErrorCode.corrupt_message
+    assert refused.value.code is ErrorCode.invalid_record
 
 
 @pytest.mark.parametrize("damaged_at", [16, 19, 30, 59, 61])
