@@ -15,6 +15,7 @@ class FaultyDisk:
         self.failed: list[str] = []
         self._fail_at = fail_at
         self._lasting = lasting
+        self._mended = False
 
     def install(self, patched) -> None:
         for name in ("fsync", "fdatasync"):
@@ -26,9 +27,12 @@ class FaultyDisk:
         patched.setattr(checkpoints, "open", self._opening, raising=False)
 
     def mend(self) -> None:
-        self._fail_at = None
+        """From here on nothing fails, nor is counted."""
+        self._mended = True
 
     def _is_due(self, name: str) -> bool:
+        if self._mended:
+            return False
         self.calls.append(name)
         number = len(self.calls)
         due = self._fail_at is not None and (
