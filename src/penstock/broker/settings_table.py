@@ -87,7 +87,14 @@ _NETWORK = (
         None,
         "Addresses told to clients, by listener name; the listener's own address where not given.",
     ),
-    _node("socket.listen.backlog.size", _INT, 50, "Connections that may wait to be accepted.", 1),
+    _node(
+        "socket.listen.backlog.size",
+        _INT,
+        1024,
+        "Connections that may wait to be accepted. Apache Kafka's default is 50, which makes a crowd that "
+        "connects at once wait a second.",
+        1,
+    ),
     _node("socket.request.max.bytes", _INT, 100 * _MIB, "Largest request frame; a larger one is cut off.", 1),
     _node(
         "queued.max.request.bytes",
