@@ -12,7 +12,8 @@ from tests.compat.confluent import create_topic
 
 @pytest.fixture(scope="session")
 def admin(broker: Any) -> AdminClient:
-    return AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    """Quiet, because it outlives the broker at the end of the session."""
+    return AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
 
 
 @pytest.fixture
