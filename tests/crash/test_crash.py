@@ -3,6 +3,7 @@
 import random
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,47 @@ def test_power_loss_does_cost_what_was_never_synced(mortal_broker: BrokerProcess
     mortal_broker.start()
     found = read_everything(mortal_broker.bootstrap_servers, "t")
     assert sum(map(len, found.values())) < ACKNOWLEDGED_PER_ROUND
+
+
+def test_deleted_records_stay_deleted_through_a_power_loss(
+    mortal_broker: BrokerProcess, journal: Path
+) -> None:
+    create_topic(mortal_broker.bootstrap_servers, "t")
+    writer = Writer(mortal_broker.bootstrap_servers, "t")
+    writer.write_until_acknowledged(ACKNOWLEDGED_PER_ROUND)
+    writer.finish()
+    admin = AdminClient({"bootstrap.servers": mortal_broker.bootstrap_servers})
+    ends = Counter(partition for partition, _ in writer.acknowledged.values())
+    wanted = {TopicPartition("t", 0, 7): 7, TopicPartition("t", 1, -1): ends[1]}
+    for partition, future in admin.delete_records(list(wanted)).items():
+        assert future.result(30).low_watermark == wanted[partition]
+    mortal_broker.kill()
+    power.lose_power(mortal_broker.data_dir, journal, random.Random(1))
+    mortal_broker.start()
+    consumer = Consumer({"bootstrap.servers": mortal_broker.bootstrap_servers, "group.id": "checker"})
+    for partition, start in wanted.items():
+        watermarks = consumer.get_watermark_offsets(partition, timeout=30)
+        assert watermarks == (start, ends[partition.partition])
+    consumer.close()
+
+
+def test_a_topic_made_anew_keeps_its_own_records_through_a_power_loss(
+    mortal_broker: BrokerProcess, journal: Path
+) -> None:
+    """What was written down of the old one, its start offset above all, is not the new one's."""
+    admin = AdminClient({"bootstrap.servers": mortal_broker.bootstrap_servers})
+    create_topic(mortal_broker.bootstrap_servers, "t")
+    old = Writer(mortal_broker.bootstrap_servers, "t")
+    old.write_until_acknowledged(ACKNOWLEDGED_PER_ROUND)
+    old.finish()
+    for future in admin.delete_records([TopicPartition("t", n, -1) for n in range(PARTITIONS)]).values():
+        future.result(30)
+    admin.delete_topics(["t"])["t"].result(30)
+    create_topic(mortal_broker.bootstrap_servers, "t")
+    new = Writer(mortal_broker.bootstrap_servers, "t")
+    new.write_until_acknowledged(20)
+    new.finish()
+    mortal_broker.kill()
+    power.lose_power(mortal_broker.data_dir, journal, random.Random(1))
+    mortal_broker.start()
+    judge(new, read_everything(mortal_broker.bootstrap_servers, "t"))
