@@ -53,6 +53,7 @@ def load(
     segments = SegmentList(_list_segments(directory, now_ms))
     epochs = epoch_files.load(directory / EPOCH_CHECKPOINT)
     if not segments.items:
+        _warn_if_short(directory, start_offset, recovery_point)
         return _start_at(
             directory, start_offset, now_ms, Producers(producer_expiry_ms), epochs or EpochCache()
         )
@@ -63,6 +64,7 @@ def load(
     end_offset = _resume(segments.last, files, config) if clean else None
     if end_offset is None:
         segments, end_offset = _recover(segments, epochs, files, config, recovery_point)
+    _warn_if_short(directory, end_offset, recovery_point)
     producers = Producers(producer_expiry_ms)
     if start_offset > end_offset:
         return _restart_beyond_end(directory, segments, start_offset, now_ms, producers, epochs)
@@ -214,10 +216,14 @@ def _recover(
             segments = SegmentList(segments.items[: slot + 1])
             break
     _make_durable(segments.items[first:])
-    if expected < recovery_point:
-        extra = {"directory": str(segments.last.directory), "end": expected, "recovery_point": recovery_point}
-        _logger.warning("log ends below its recovery point", extra=extra)
     return segments, expected
+
+
+def _warn_if_short(directory: Path, end_offset: int, recovery_point: int) -> None:
+    """Files have gone that were on disk once. There is nothing left to refuse, but somebody should know."""
+    if end_offset < recovery_point:
+        extra = {"directory": str(directory), "end": end_offset, "recovery_point": recovery_point}
+        _logger.warning("log ends below its recovery point", extra=extra)
 
 
 def _check_segment(

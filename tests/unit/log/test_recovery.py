@@ -136,7 +136,9 @@ def test_a_damaged_or_missing_index_is_rebuilt(tmp_path, damage):
     assert reopened.offset_for_timestamp(NOW_MS).offset == 0
 
 
-def test_a_clean_start_reads_no_old_segment(tmp_path, monkeypatch):
+@pytest.fixture
+def ten_thousand(tmp_path):
+    """A log of so many segments, all but the last of which nobody may look at."""
     folder, count = tmp_path / "t-0", 10_000
     folder.mkdir()
     for offset in range(count - 1):
@@ -147,17 +149,80 @@ def test_a_clean_start_reads_no_old_segment(tmp_path, monkeypatch):
     last.close()
     for path in (folder / "new").iterdir():
         os.replace(path, folder / path.name)
+    (folder / "new").rmdir()
+    return folder
 
-    opened: list[str] = []
+
+def opened_names(monkeypatch) -> set[str]:
+    opened: set[str] = set()
     real_open, real_read_bytes = os.open, Path.read_bytes
-    monkeypatch.setattr(os, "open", lambda path, *args: opened.append(str(path)) or real_open(path, *args))
-    monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append(str(path)) or real_read_bytes(path))
-    log = open_log(folder, clean=True)
-    assert (log.start_offset, log.end_offset, len(log.segments)) == (0, count, count)
-    tail = f"{count - 1:020d}"
-    assert {Path(path).name for path in opened} == {
-        f"{tail}.log", f"{tail}.index", f"{tail}.timeindex", f"{count:020d}.snapshot",
+    monkeypatch.setattr(os, "open", lambda path, *args: opened.add(Path(path).name) or real_open(path, *args))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: opened.add(path.name) or real_read_bytes(path))
+    return opened
+
+
+def test_a_clean_start_reads_no_old_segment(ten_thousand, monkeypatch):
+    opened = opened_names(monkeypatch)
+    log = open_log(ten_thousand, clean=True)
+    assert (log.start_offset, log.end_offset, len(log.segments)) == (0, 10_000, 10_000)
+    assert opened == {
+        "00000000000000009999.log", "00000000000000009999.index", "00000000000000009999.timeindex",
+        "00000000000000010000.snapshot",
     }  # fmt: skip
+
+
+def test_after_a_crash_no_segment_below_the_recovery_point_is_read(ten_thousand, monkeypatch):
+    opened = opened_names(monkeypatch)
+    log = open_log(ten_thousand, recovery_point=10_000)
+    assert (log.start_offset, log.end_offset, len(log.segments)) == (0, 10_000, 10_000)
+    assert opened == {"t-0", "00000000000000009999.log", "00000000000000010000.snapshot"}
+
+
+def test_empty_segments_are_no_damage(tmp_path):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 10)
+    log.close()
+    (tmp_path / "t-0" / "00000000000000000010.log").write_bytes(b"")
+    for clean in (True, False):
+        reopened = open_log(tmp_path / "t-0", SMALL, clean=clean)
+        assert offsets_in(reopened) == list(range(10))
+        assert reopened.end == (10, 10, 0)
+        reopened.abandon()
+
+
+def test_a_segment_that_has_gone_leaves_a_gap_and_nothing_else(tmp_path, caplog):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 30)
+    log.close()
+    gone = log.segments[1]
+    gone.path.unlink()
+    for clean in (True, False):
+        reopened = open_log(tmp_path / "t-0", SMALL, clean=clean)
+        lost = range(gone.base_offset, gone.next_base)
+        assert offsets_in(reopened) == [offset for offset in range(30) if offset not in lost]
+        assert reopened.read(gone.base_offset, 1, reopened.end).data
+        reopened.abandon()
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 10)
+    log.close()
+    strangers = ["1.log", "notes.txt", "0000000000000000000x.log", "9" * 20 + ".log", ".hidden"]
+    for name in strangers:
+        (tmp_path / "t-0" / name).write_text("not ours")
+    assert offsets_in(open_log(tmp_path / "t-0", SMALL)) == list(range(10))
+    assert all((tmp_path / "t-0" / name).exists() for name in strangers)
+
+
+def test_a_log_that_lost_all_its_files_says_so(tmp_path, caplog):
+    log = open_log(tmp_path / "t-0")
+    fill(log, 10)
+    log.close()
+    log.active_segment.path.unlink()
+    with caplog.at_level(logging.WARNING, "penstock.log"):
+        assert open_log(tmp_path / "t-0", recovery_point=10).end_offset == 0
+    assert "log ends below its recovery point" in caplog.messages
 
 
 def test_a_clean_log_that_does_not_add_up_is_recovered(tmp_path):
