@@ -3,7 +3,17 @@
 import os
 
 import pytest
-from tests.unit.log.helpers import NOW_MS, append, files_in, fill, flush, offsets_in, open_log, values_in
+from tests.unit.log.helpers import (
+    NOW_MS,
+    append,
+    batch_of,
+    files_in,
+    fill,
+    flush,
+    offsets_in,
+    open_log,
+    values_in,
+)
 
 from penstock.log.config import DAY_MS, LogConfig
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -35,6 +45,25 @@ def test_by_time_only_from_the_oldest_on(tmp_path):
     assert expired(log) == [0, 1, 2, 3]
     log.configure(LogConfig(segment_bytes=300, retention_ms=-1))
     assert expired(log) == []
+
+
+@pytest.mark.parametrize(
+    ("retention_ms", "age_ms", "gone"), [(0, 0, 0), (0, 1, 1), (1, 1, 0), (-1, 10**12, 0)]
+)
+def test_the_millisecond_at_which_time_is_up(tmp_path, retention_ms, age_ms, gone):
+    log = open_log(tmp_path / "t-0", LogConfig(retention_ms=retention_ms))
+    append(log, b"x", timestamp=NOW_MS - age_ms)
+    assert len(expired(log)) == gone
+
+
+def test_records_from_the_future_wait_for_their_time(tmp_path):
+    """So does a log whose clock went back."""
+    log = open_log(tmp_path / "t-0", LogConfig(retention_ms=1000))
+    append(log, b"x", timestamp=NOW_MS + 5000)
+    append(log, b"x", timestamp=NOW_MS - 5000, now_ms=NOW_MS - 10_000)
+    assert len(log.segments) == 1
+    assert log.expired_segments(NOW_MS + 6000) == []
+    assert len(log.expired_segments(NOW_MS + 6001)) == 1
 
 
 def test_by_size(tmp_path):
@@ -178,6 +207,23 @@ def test_segments_without_timestamps_roll_by_the_clock(tmp_path):
     for at in (0, 1000, 1001, 2001, 2002):
         append(log, b"x", timestamp=-1, now_ms=NOW_MS + at)
     assert [segment.base_offset for segment in log.segments] == [0, 2, 4]
+
+
+def test_the_smallest_segments_and_indexes_work(tmp_path):
+    size = len(batch_of(b"x"))
+    tiny = LogConfig(segment_bytes=size, segment_index_bytes=4, index_interval_bytes=0)
+    log = open_log(tmp_path / "t-0", tiny)
+    for number in range(5):
+        append(log, b"%d" % number)
+    assert len(log.segments) == 5
+    log.configure(LogConfig(segment_bytes=10 * size, segment_index_bytes=4, index_interval_bytes=0))
+    for number in range(5, 15):
+        append(log, b"%d" % number)
+    log.close()
+    for clean in (True, False):
+        log = open_log(tmp_path / "t-0", tiny, clean=clean)
+        assert values_in(log, max_bytes=1) == [b"%d" % number for number in range(15)]
+        log.abandon()
 
 
 def test_segments_roll_when_an_index_is_full(tmp_path):
