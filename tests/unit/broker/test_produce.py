@@ -233,6 +233,19 @@ async def test_batches_that_wait_to_be_decoded_count_against_the_bound(tmp_path:
         assert node.partitions.find("t", 0).log.end_offset == 80
 
 
+async def test_one_client_cannot_have_more_decoded_than_the_bound(tmp_path: Path) -> None:
+    async with running(tmp_path, queued_max_request_bytes="50000") as node:
+        await create_topic(node, "t", cleanup_policy="compact")
+        decoding = Decoding(node)
+        client = await Client.connect(node)
+        client.writer.write(b"".join(produce("t", bytes(20_000), key=b"k", acks=-1) for _ in range(10)))
+        await until(lambda: node.server._waiting_for_memory)
+        assert node.server.buffers.bytes_in_use < 50_000 + 21_000
+        decoding.may_go_on.set()
+        offsets = [produced((await client.reply())[1])[0].offset for _ in range(10)]
+        assert offsets == list(range(10))
+
+
 async def test_a_mistake_of_ours_while_decoding_cuts_off_only_its_client(node: Node) -> None:
     await create_topic(node, "t", cleanup_policy="compact")
     client, other = await Client.connect(node), await Client.connect(node)

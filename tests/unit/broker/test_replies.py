@@ -90,6 +90,28 @@ async def test_a_client_that_pipelines_fetches_and_reads_nothing_costs_no_more_t
         assert connection.unsent_bytes <= 2 * bound
 
 
+async def test_a_client_that_pipelines_questions_and_reads_no_answers_is_no_longer_read(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as node:
+        client = await Client.connect(node, receive_bytes=4096)
+        one = frame(API_VERSIONS, 0)
+        client.writer.write(one * (4 * LANDING_BYTES // len(one)))
+        connection = await _connection_of(node, client)
+        await until(lambda: connection.is_write_paused)
+        assert connection.unsent_bytes < 500_000
+
+
+async def test_records_do_not_overtake_the_replies_before_them(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        await create_topic(node, "t")
+        client = await Client.connect(node)
+        assert (await client.produce("t", b"x", acks=-1)).offset == 0
+        pipelined = [frame(API_VERSIONS, 0, correlation=i) + fetch("t", 0, correlation=i + 1) for i in (1, 3)]
+        client.writer.write(b"".join(pipelined))
+        assert [(await client.reply())[0] for _ in range(4)] == [1, 2, 3, 4]
+
+
 async def test_replies_held_back_behind_a_long_poll_count_against_the_bound(tmp_path: Path) -> None:
     bound = 1 << 20
     async with running(tmp_path, penstock_max_queued_response_bytes=str(bound)) as node:
@@ -176,6 +198,11 @@ async def test_a_client_that_is_kept_waiting_is_not_idle(tmp_path: Path) -> None
         assert await idle.is_cut_off()
         partition = node.partitions.find("t", 0)
         assert partition._fetch_waiters
+        # Nor is it idle right after it was answered, before it can ask again.
+        connection = await _connection_of(node, waiting)
+        connection.last_active = 0.0
+        node.server._check_idle(connection, node.server.clock())
+        assert connection.last_active > 0.0
         partition.append(memoryview(bytearray(batch_of(b"x"))), node.now_ms())
         assert (await waiting.reply())[0] == 0
 
