@@ -1,5 +1,6 @@
 """A broker under measurement: started in its own process, on loopback, with its own data folder."""
 
+import compileall
 import shutil
 import socket
 import subprocess
@@ -115,7 +116,10 @@ class PenstockBroker(Broker):
     name = "penstock"
 
     def prepare(self) -> None:
-        """Nothing: the first start makes what it needs."""
+        """Bytecode, which an installed package has and an edited checkout may lack."""
+        import penstock
+
+        compileall.compile_dir(Path(penstock.__file__).parent, quiet=1)
 
     def command(self) -> list[str]:
         executable = Path(sys.executable).with_name("penstock")
