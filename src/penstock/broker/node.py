@@ -104,6 +104,8 @@ class Node:
         self.node_id = settings.node_id
         self.metrics = Metrics()
         self.executor = ThreadPoolExecutor(settings.integer("penstock.io.threads"), "penstock-io")
+        # Of their own, so that an acknowledgement never waits behind somebody's cold read.
+        self.sync_executor = ThreadPoolExecutor(settings.integer("penstock.sync.threads"), "penstock-sync")
         self.partitions = PartitionTable(self)
         self.fetch_sessions = FetchSessions(
             settings.integer("max.incremental.fetch.session.cache.slots"),
@@ -255,6 +257,7 @@ class Node:
         await self._threads_idle()
         if hasattr(self, "store"):
             await self._close_store(clean)
+        self.sync_executor.shutdown(wait=True)
         self.executor.shutdown(wait=True)
         self.state = "stopped"
 
@@ -309,7 +312,9 @@ class Node:
     def in_thread(
         self, call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> asyncio.Future[Result]:
-        future = self.executor.submit(call, *args, **kwargs)
+        return self._watched(self.executor.submit(call, *args, **kwargs))
+
+    def _watched(self, future: Future[Result]) -> asyncio.Future[Result]:
         self._in_threads.add(future)
         future.add_done_callback(self._in_threads.discard)
         return asyncio.wrap_future(future)
@@ -320,7 +325,7 @@ class Node:
         if ticket is None:
             return
         try:
-            await self.in_thread(ticket.run)
+            await self._watched(self.sync_executor.submit(ticket.run))
         except OSError as error:
             end_process(error)
         log.flush_done(ticket)

@@ -117,7 +117,7 @@ class PartitionTable:
             topic_id=topic.id,
             index=index,
             leader_epoch=state.leader_epoch,
-            executor=self._node.executor,
+            executor=self._node.sync_executor,
             metrics=self._node.metrics,
             loop=asyncio.get_running_loop(),
         )

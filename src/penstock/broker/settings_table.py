@@ -304,7 +304,8 @@ _PENSTOCK = (
         "What the node writes to its own log.",
         choices=("debug", "info", "warning", "error"),
     ),
-    _node("penstock.io.threads", _INT, 4, "Threads for work that may block: sync, cold reads, decoding.", 1),
+    _node("penstock.io.threads", _INT, 4, "Threads for work that may block: cold reads, decoding, files.", 1),
+    _node("penstock.sync.threads", _INT, 4, "Threads that sync partitions to disk.", 1),
     _node("penstock.open.files.max", _INT, 512, "Segment files kept open for reading.", 8),
     _node(
         "penstock.max.inflight.requests.per.connection",

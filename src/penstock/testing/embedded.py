@@ -39,6 +39,7 @@ EMBEDDED_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "offsets.topic.num.partitions": "1",
         "penstock.flush": "never",
         "penstock.io.threads": "2",
+        "penstock.sync.threads": "2",
     }
 )
 

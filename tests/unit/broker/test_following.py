@@ -3,11 +3,14 @@
 import errno
 import os
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kio.schema.create_partitions.v3.request import CreatePartitionsRequest, CreatePartitionsTopic
 from tests.unit.broker.raw_client import Client, create_topic, delete_topic, new_node, running, until
+from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.node import Node
 from penstock.broker.topic_creation import create_topics_in_cluster
@@ -75,6 +78,24 @@ async def test_a_topic_whose_folders_find_no_room_gets_them_later(tmp_path: Path
         assert (await client.produce("t", b"x", partition=2, acks=-1)).error is ErrorCode.none
     async with running(tmp_path) as node:
         assert node.partitions.find("t", 2).log.end_offset == 1
+
+
+async def test_who_adds_partitions_is_told_that_they_find_no_room(tmp_path: Path, disk: FullDisk) -> None:
+    async with running(tmp_path) as node:
+        await create_topic(node, "t")
+        client = await WireClient.connect(node)
+        disk.is_full = True
+        assert await _add_partitions(client, "t", 3) is ErrorCode.kafka_storage_error
+        disk.is_full = False
+        await node._housekeeping._try_refused()
+        assert node.partitions.get("t", 2) is not None
+        assert await _add_partitions(client, "t", 4) is ErrorCode.none
+
+
+async def _add_partitions(client: WireClient, topic: str, count: int) -> ErrorCode:
+    wanted = CreatePartitionsTopic(name=topic, count=count, assignments=None)
+    request = CreatePartitionsRequest(topics=(wanted,), timeout=timedelta(seconds=10), validate_only=False)
+    return (await client.ask(request)).results[0].error_code  # type: ignore[no-any-return]
 
 
 async def test_other_topics_go_on_while_one_finds_no_room(tmp_path: Path, disk: FullDisk) -> None:

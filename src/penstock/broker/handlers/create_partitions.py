@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from penstock.cluster.controller.create_partitions import (
     PartitionsResult,
     create_partitions,
 )
-from penstock.protocol.errors import ApiError
+from penstock.protocol.errors import ApiError, ErrorCode
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
@@ -34,6 +35,8 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         results = tuple(
             PartitionsResult(name=topic.name, error=error.code, message=error.message) for topic in topics
         )
+    without_room = {topic for topic, _ in ctx.node.partitions.refused}
+    results = tuple(_no_room(result) if result.name in without_room else result for result in results)
     return CreatePartitionsResponse(
         throttle_time=timedelta(0),
         results=tuple(
@@ -43,6 +46,14 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
             for result in results
         ),
     )
+
+
+def _no_room(result: PartitionsResult) -> PartitionsResult:
+    """They are there from now on, and the node keeps trying; whoever asked should know nevertheless."""
+    if result.error is not ErrorCode.none:
+        return result
+    message = "the partitions were added, but the disk refuses them; they follow once it does not"
+    return replace(result, error=ErrorCode.kafka_storage_error, message=message)
 
 
 def _more_partitions(topic: Any) -> MorePartitions:
