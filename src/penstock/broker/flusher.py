@@ -12,10 +12,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from penstock.broker.metrics import Metrics
+from penstock.log.writeback import begin_writeback
 
 if TYPE_CHECKING:
     from penstock.log.flush import FlushTicket
     from penstock.log.log import Log
+    from penstock.log.tail import SharedFile
 
 logger = logging.getLogger("penstock.flush")
 
@@ -31,6 +33,8 @@ class Flusher:
     """Syncs one log on request; `on_synced` is called on the loop when `log.synced` has moved."""
 
     __slots__ = (
+        "_behind_bytes",
+        "_behind_bytes_max",
         "_closed",
         "_executor",
         "_idle",
@@ -40,6 +44,7 @@ class Flusher:
         "_metrics",
         "_on_synced",
         "_wanted",
+        "_writing_back",
     )
 
     def __init__(
@@ -50,6 +55,7 @@ class Flusher:
         metrics: Metrics,
         on_synced: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
+        behind_bytes_max: int,
     ) -> None:
         self._log = log
         self._executor = executor
@@ -58,6 +64,9 @@ class Flusher:
         self._loop = loop
         self._idle: asyncio.Future[None] | None = None
         self._in_flight = self._wanted = self._closed = False
+        self._behind_bytes = 0
+        self._behind_bytes_max = behind_bytes_max
+        self._writing_back = False
 
     def request(self) -> None:
         if self._closed:
@@ -81,6 +90,28 @@ class Flusher:
                 self._loop.call_soon_threadsafe(self._done, ticket, error, started)
 
         self._executor.submit(run)
+
+    def appended(self, size: int) -> None:
+        """Nobody waits for a sync: only see to it that the disk does not fall far behind."""
+        self._behind_bytes += size
+        if self._behind_bytes >= self._behind_bytes_max > 0 and not self._writing_back and not self._closed:
+            self._behind_bytes = 0
+            self._write_back()
+
+    def _write_back(self) -> None:
+        self._writing_back = True
+        file = self._log.hold_tail()
+
+        def run() -> None:
+            begin_writeback(file.fd)
+            with suppress(RuntimeError):  # the loop has closed, and the process lets go of the file
+                self._loop.call_soon_threadsafe(self._written_back, file)
+
+        self._executor.submit(run)
+
+    def _written_back(self, file: SharedFile) -> None:
+        self._writing_back = False
+        file.drop()
 
     async def close(self) -> None:
         """Begin no more, and wait for the one under way: its files are about to be closed or moved."""

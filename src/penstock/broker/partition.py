@@ -66,6 +66,7 @@ class Partition:
         executor: Executor,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
+        behind_bytes_max: int = 0,
     ) -> None:
         self.log = log
         self.topic = topic
@@ -83,7 +84,14 @@ class Partition:
         self._retired = False
         self._commit_waiters: deque[tuple[int, Callable[[ApiError | None], None]]] = deque()
         self._fetch_waiters: set[FetchWaiter] = set()
-        self._flusher = Flusher(log, executor=executor, metrics=metrics, on_synced=self._on_synced, loop=loop)
+        self._flusher = Flusher(
+            log,
+            executor=executor,
+            metrics=metrics,
+            on_synced=self._on_synced,
+            loop=loop,
+            behind_bytes_max=behind_bytes_max,
+        )
         self.configured()
 
     def __repr__(self) -> str:
@@ -176,6 +184,7 @@ class Partition:
         if self._flushes_on_ack:
             self._flusher.request()
         else:
+            self._flusher.appended(size)
             self._advance(appended.end, size)
 
     def flush(self) -> None:

@@ -118,6 +118,7 @@ class PartitionTable:
             index=index,
             leader_epoch=state.leader_epoch,
             executor=self._node.sync_executor,
+            behind_bytes_max=self._node.settings.integer("penstock.write.behind.bytes"),
             metrics=self._node.metrics,
             loop=asyncio.get_running_loop(),
         )

@@ -305,6 +305,13 @@ _PENSTOCK = (
         choices=("debug", "info", "warning", "error"),
     ),
     _node("penstock.io.threads", _INT, 4, "Threads for work that may block: cold reads, decoding, files.", 1),
+    _node(
+        "penstock.write.behind.bytes",
+        _INT,
+        8 * _MIB,
+        "Where penstock.flush is not ack: bytes after which the disk is asked to begin writing; 0 leaves it be.",
+        0,
+    ),
     _node("penstock.sync.threads", _INT, 4, "Threads that sync partitions to disk.", 1),
     _node("penstock.open.files.max", _INT, 512, "Segment files kept open for reading.", 8),
     _node(

@@ -21,7 +21,7 @@ from penstock.log.producers import trace_of
 from penstock.log.reader import Reader, damaged
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
-from penstock.log.tail import Tail
+from penstock.log.tail import SharedFile, Tail
 from penstock.log.validation import checked_header, checked_replica
 from penstock.log.walk import NEAR_BYTES, walk
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -324,6 +324,10 @@ class Log:
         """On the loop, once `ticket.run()` has returned."""
         for segment in self._flush.done(ticket, self.epochs):
             self.files.index_loaded(segment, *segment.loaded_indexes)
+
+    def hold_tail(self) -> SharedFile:
+        """The file being written, kept open until it is dropped again, on the loop."""
+        return self._tail.file.hold()
 
     def _begin_flush(self) -> FlushTicket:
         return self._flush.begin(self.directory, self.end, self._tail.file, self.epochs)

@@ -1,0 +1,50 @@
+"""Where nobody waits for a sync, the disk is asked to begin early, so that it never makes the loop wait."""
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.unit.broker.raw_client import Client, create_topic, running, until
+
+from penstock.log.writeback import begin_writeback
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files whose writing was asked for."""
+    files: list[str] = []
+
+    def note(fd: int) -> None:
+        files.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        begin_writeback(fd)
+
+    monkeypatch.setattr("penstock.broker.flusher.begin_writeback", note)
+    return files
+
+
+async def test_the_disk_is_asked_each_time_it_has_fallen_behind(tmp_path: Path, asked: list[str]) -> None:
+    settings = {"penstock_write_behind_bytes": "5000", "penstock_flush": "never"}
+    async with running(tmp_path, **settings) as node:
+        await create_topic(node, "t")
+        client = await Client.connect(node)
+        await client.produce("t", b"x" * 1000)
+        assert not asked
+        flusher = node.partitions.find("t", 0)._flusher
+        for times in (1, 2):
+            await client.produce("t", b"x" * 6000)
+            await until(lambda times=times: len(asked) == times and not flusher._writing_back)
+        assert set(asked) == {"00000000000000000000.log"}
+        assert (await client.produce("t", b"x")).offset == 3
+
+
+@pytest.mark.parametrize("settings", [{"penstock_flush": "ack"}, {"penstock_write_behind_bytes": "0"}])
+async def test_it_is_left_alone_where_appends_are_synced_or_nobody_wants_it(
+    tmp_path: Path, asked: list[str], settings: dict[str, str]
+) -> None:
+    given = {"penstock_write_behind_bytes": "1", "penstock_flush": "never", **settings}
+    async with running(tmp_path, **given) as node:
+        await create_topic(node, "t")
+        client = await Client.connect(node)
+        for offset in range(3):
+            assert (await client.produce("t", b"x" * 1000, acks=-1)).offset == offset
+    assert not asked
