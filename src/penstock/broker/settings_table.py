@@ -308,7 +308,7 @@ _PENSTOCK = (
     _node(
         "penstock.write.behind.bytes",
         _INT,
-        8 * _MIB,
+        2 * _MIB,
         "Where penstock.flush is not ack: bytes after which the disk is asked to begin writing; 0 leaves it be.",
         0,
     ),
