@@ -102,10 +102,14 @@ def _draw(axis: Any, panel: _Panel, figures: Figures, brokers: Sequence[str]) ->
             for _, scenario, metric, factor in points
         ]
         bars = axis.bar(at, values, _BAR, label=broker.capitalize(), color=_COLOURS[broker])
-        axis.bar_label(bars, labels=[f"{value:.3g}" for value in values], padding=2, fontsize=8)
+        axis.bar_label(bars, labels=[_short(value) for value in values], padding=2, fontsize=8)
     axis.set_xticks(range(len(points)), [label for label, *_ in points], fontsize=9)
     axis.set_title(title, fontsize=10, loc="left")
     axis.set_ylabel(unit, fontsize=9)
     axis.spines[["top", "right"]].set_visible(False)
     axis.margins(y=0.15)
     axis.set_xlim(-0.75, max(len(points) - 0.25, 0.75))
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
