@@ -46,9 +46,10 @@ def _produce_first(broker: Broker, frame: bytes) -> None:
         while True:
             connection.send(frame)
             response = bytes(connection.read_frame())
-            if len(response) + 4 != layout.size:
+            if len(response) + 4 < layout.size:
                 raise BrokerError(f"{broker.name} answered the first record with {response!r}")
-            error_code = Ack._make(layout.unpack(b"\0\0\0\0" + response)).error_code
+            # A refusal may name the leader behind the code, which makes the answer longer.
+            error_code = Ack._make(layout.unpack_from(b"\0\0\0\0" + response)).error_code
             if not error_code:
                 return
             if error_code not in _RETRIABLE:
