@@ -176,7 +176,7 @@ class Connection(asyncio.BufferedProtocol):
         if corked:
             self._corked = []
             if self._transport is not None:
-                self._transport.writelines(corked)
+                self._write_all(corked)
 
     def _consume_frames(self, data: memoryview, end: int) -> None:
         position = 0
@@ -324,6 +324,14 @@ class Connection(asyncio.BufferedProtocol):
             if corked:
                 self._uncork()
             if isinstance(reply, list):
-                self._transport.writelines(reply)
+                self._write_all(reply)
             else:
                 self._transport.write(reply)
+
+    def _write_all(self, buffers: list[BytesLike]) -> None:
+        """asyncio's own transport, from Python 3.12 on, forgets to pause us after `writelines`."""
+        assert self._transport is not None
+        if self.server.gathers_writes:
+            self._transport.writelines(buffers)
+        else:
+            self._transport.write(b"".join(buffers))

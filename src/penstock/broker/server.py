@@ -36,6 +36,7 @@ class Server:
         self.slow_readers: set[Connection] = set()
         self.connections: set[Connection] = set()
         self.clock = asyncio.get_running_loop().time
+        self.gathers_writes = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
         self.dispatch = Dispatcher(node, self).dispatch
         self._connections_max = settings.integer("max.connections")
         self._connections_per_host_max = settings.integer("max.connections.per.ip")
