@@ -39,6 +39,24 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def parse_addresses(text: str) -> tuple[tuple[str, int], ...]:
+    """HOST:PORT, comma separated; empty is none. Raises ValueError."""
+    return tuple(parse_address(part) for part in text.split(",") if part.strip())
+
+
+def parse_voters(text: str) -> dict[int, tuple[str, int]]:
+    """ID@HOST:PORT, comma separated; empty is none. Raises ValueError."""
+    voters: dict[int, tuple[str, int]] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        number, at, address = part.partition("@")
+        if not at or not number.isascii() or not number.isdigit():
+            raise ValueError(f"{part!r} is not ID@HOST:PORT")
+        if int(number) in voters:
+            raise ValueError(f"node {int(number)} is named twice")
+        voters[int(number)] = parse_address(address)
+    return voters
+
+
 def parse_listener(text: str, default_name: str = DEFAULT_NAME) -> Listener:
     name, scheme, address = text.strip().rpartition("://")
     if scheme and not name.replace("_", "").replace("-", "").replace(".", "").isalnum():

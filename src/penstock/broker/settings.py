@@ -10,9 +10,16 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
-from penstock.broker.listeners import Listener, parse_address, parse_advertised, parse_listeners
+from penstock.broker.listeners import (
+    Listener,
+    parse_address,
+    parse_addresses,
+    parse_advertised,
+    parse_listeners,
+    parse_voters,
+)
 from penstock.broker.settings_table import NODE_SETTINGS
 from penstock.protocol.settings import InvalidSetting, Setting, SettingType, Value
 
@@ -61,6 +68,10 @@ class Settings:
     origins: Mapping[str, Origin]  # of what was set; all else is a default
     listeners: tuple[Listener, ...]
     advertised: tuple[Listener, ...]  # one for each listener, in the same order
+    founders: Mapping[
+        int, tuple[str, int]
+    ]  # the controllers that found the cluster, by id; empty: this node alone
+    bootstrap_servers: tuple[tuple[str, int], ...]  # where a running cluster is found
 
     def __getitem__(self, name: str) -> Value:
         return self.values[name]
@@ -101,6 +112,20 @@ class Settings:
     def rack(self) -> str | None:
         value = self.values["broker.rack"]
         return value if isinstance(value, str) and value else None
+
+    @property
+    def is_broker(self) -> bool:
+        return "broker" in cast(tuple[str, ...], self.values["process.roles"])
+
+    @property
+    def is_controller(self) -> bool:
+        return "controller" in cast(tuple[str, ...], self.values["process.roles"])
+
+    @property
+    def inter_broker_listener(self) -> str:
+        """The name of the listener that nodes use among themselves."""
+        named = self.values["inter.broker.listener.name"]
+        return str(named).upper() if named else self.listeners[0].name
 
     @property
     def http_address(self) -> tuple[str, int] | None:
@@ -229,12 +254,33 @@ def _checked(values: Mapping[str, Value], origins: Mapping[str, Origin]) -> Sett
         "advertised.listeners", lambda text: parse_advertised(text, listeners, socket.gethostname())
     )
     checked("penstock.http.listen", lambda text: parse_address(text) if text else None)
+    founders = checked("controller.quorum.voters", parse_voters)
     settings = Settings(
         values=MappingProxyType(values),
         origins=MappingProxyType(origins),
         listeners=listeners,
         advertised=advertised,
+        founders=MappingProxyType(founders),
+        bootstrap_servers=checked("controller.quorum.bootstrap.servers", parse_addresses),
     )
+    _check_place_in_cluster(settings)
     if settings.integer(_SESSION_MIN) > settings.integer(_SESSION_MAX):
         raise InvalidSetting(f"{_SESSION_MIN} must not be above {_SESSION_MAX}")
     return settings
+
+
+def _check_place_in_cluster(settings: Settings) -> None:
+    if settings.inter_broker_listener not in {listener.name for listener in settings.listeners}:
+        raise InvalidSetting(
+            f"inter.broker.listener.name: no listener is named {settings.inter_broker_listener}"
+        )
+    is_founder = settings.node_id in settings.founders
+    if settings.founders and settings.is_controller and not settings.bootstrap_servers and not is_founder:
+        raise InvalidSetting(
+            f"controller.quorum.voters does not name node {settings.node_id}; a controller that joins later "
+            "finds the cluster through controller.quorum.bootstrap.servers"
+        )
+    if not settings.is_controller and not (settings.founders or settings.bootstrap_servers):
+        raise InvalidSetting(
+            "A node that is no controller needs controller.quorum.bootstrap.servers to find its cluster"
+        )

@@ -59,7 +59,12 @@ def _topic_default(
 
 _IDENTITY = (
     _node("node.id", _INT, 1, "Id of this node in the cluster.", 0),
-    _node("broker.rack", _STRING, None, "Rack or zone of this node, told to clients and used in placement."),
+    _node(
+        "broker.rack",
+        _STRING,
+        None,
+        "Rack or zone of this node, told to clients and used in placement; nodes without one share their host's.",
+    ),
     Setting(
         name="log.dirs",
         type=_STRING,
@@ -244,8 +249,8 @@ _GROUPS = (
     _node(
         "offsets.topic.replication.factor",
         _SHORT,
-        1,
-        "Replicas of the topic that holds group offsets. Apache Kafka's default is 3.",
+        3,
+        "Replicas of the topic that holds group offsets; fewer while there are fewer brokers, and raised later.",
         1,
     ),
     _node("offsets.topic.segment.bytes", _INT, 100 * _MIB, "Segment size of that topic.", 1),
@@ -274,6 +279,144 @@ _PRODUCERS = (
         _INT,
         600_000,
         "How often idle producers are forgotten.",
+        1,
+    ),
+)
+
+_CLUSTER = (
+    _node(
+        "process.roles",
+        _LIST,
+        ("broker", "controller"),
+        "What this node does: hold partitions (broker), take part in the metadata quorum (controller), or both.",
+        choices=("broker", "controller"),
+    ),
+    _node(
+        "controller.quorum.voters",
+        _STRING,
+        "",
+        "The controllers that found a new cluster together: ID@HOST:PORT, comma separated, the same on all of them. "
+        "Empty is a cluster of one. Once there is a cluster, its own records say who votes.",
+    ),
+    _node(
+        "controller.quorum.bootstrap.servers",
+        _STRING,
+        "",
+        "HOST:PORT of nodes of a running cluster, comma separated, through which this node finds and joins it.",
+    ),
+    _node(
+        "controller.quorum.auto.join.enable",
+        _BOOLEAN,
+        True,
+        "A controller that is no voter asks to become one. Apache Kafka's default is false.",
+    ),
+    _node(
+        "controller.quorum.election.timeout.ms",
+        _INT,
+        1000,
+        "How long a candidate waits for votes, with as much again at random.",
+        1,
+    ),
+    _node(
+        "controller.quorum.fetch.timeout.ms",
+        _INT,
+        1500,
+        "How long a controller lives without news from the leader before it stands for election, and a leader "
+        "without news from a majority before it resigns. Apache Kafka's default is 2000.",
+        1,
+    ),
+    _node("controller.quorum.request.timeout.ms", _INT, 1000, "How long a quorum request may take.", 1),
+    _node(
+        "controller.quorum.election.backoff.max.ms",
+        _INT,
+        1000,
+        "Longest rest after an election nobody won.",
+        1,
+    ),
+    _node(
+        "broker.session.timeout.ms",
+        _INT,
+        3000,
+        "A broker that the controller has not heard of for this long is fenced, and others lead in its place. "
+        "Apache Kafka's default is 9000.",
+        1,
+    ),
+    _node(
+        "broker.heartbeat.interval.ms",
+        _INT,
+        500,
+        "How often a broker reports to the controller. Apache Kafka's default is 2000.",
+        1,
+    ),
+    _node("initial.broker.registration.timeout.ms", _INT, 60_000, "How long a start waits to be let in.", 1),
+    _node("controlled.shutdown.enable", _BOOLEAN, True, "Hand over leadership before stopping."),
+    _node(
+        "penstock.controlled.shutdown.timeout.ms",
+        _INT,
+        10_000,
+        "How long a stop waits to hand over leadership.",
+        0,
+    ),
+    _node(
+        "inter.broker.listener.name",
+        _STRING,
+        None,
+        "The listener that nodes use among themselves; else the first.",
+    ),
+    _node(
+        "penstock.peer.bind.host",
+        _STRING,
+        "",
+        "Source address of connections to other nodes; empty lets the operating system choose.",
+    ),
+    _node(
+        "replica.lag.time.max.ms",
+        _LONG,
+        10_000,
+        "A follower that has not caught up for this long leaves the in-sync set. Apache Kafka's default is 30000.",
+        1,
+    ),
+    _node("replica.fetch.wait.max.ms", _INT, 500, "How long a follower's fetch waits for something new.", 1),
+    _node("replica.fetch.max.bytes", _INT, _MIB, "Bytes that a follower asks for, per partition.", 1),
+    _node(
+        "replica.fetch.response.max.bytes", _INT, 10 * _MIB, "Bytes that a follower takes in one answer.", 1
+    ),
+    _node(
+        "replica.fetch.backoff.ms",
+        _INT,
+        200,
+        "Rest of a follower after an error. Apache Kafka's default is 1000.",
+        0,
+    ),
+    _node("replica.socket.timeout.ms", _INT, 3000, "How long a request to another node may take.", 1),
+    _node(
+        "replica.high.watermark.checkpoint.interval.ms",
+        _LONG,
+        5000,
+        "How often high watermarks are saved.",
+        1,
+    ),
+    _topic_default(
+        "penstock.reassignment.bytes.per.second",
+        _LONG,
+        -1,
+        "Bytes per second that this node fetches for replicas that are being moved to it; -1 is no bound.",
+        -1,
+    ),
+    _node("auto.leader.rebalance.enable", _BOOLEAN, True, "Give leadership back to the preferred replicas."),
+    _node("leader.imbalance.check.interval.seconds", _LONG, 300, "How often that is looked at.", 1),
+    _node(
+        "leader.imbalance.per.broker.percentage",
+        _INT,
+        10,
+        "Share of a broker's partitions that others may lead.",
+        0,
+    ),
+    _node(
+        "metadata.log.max.record.bytes.between.snapshots",
+        _LONG,
+        20 * _MIB,
+        "Metadata written after which a snapshot is taken.",
         1,
     ),
 )
@@ -349,6 +492,6 @@ _PENSTOCK = (
 
 NODE_SETTINGS: dict[str, Setting] = {
     setting.name: setting
-    for section in (_IDENTITY, _NETWORK, _TOPICS, _LOG, _CLEANER, _GROUPS, _PRODUCERS, _PENSTOCK)
+    for section in (_IDENTITY, _NETWORK, _TOPICS, _LOG, _CLEANER, _GROUPS, _PRODUCERS, _CLUSTER, _PENSTOCK)
     for setting in section
 }

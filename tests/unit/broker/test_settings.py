@@ -243,3 +243,32 @@ def test_settings_load_without_the_heavy_libraries() -> None:
         "print([module for module in heavy if module in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_founders_and_bootstrap_servers_are_read_as_addresses() -> None:
+    settings = load_settings(
+        {
+            "node.id": "2",
+            "controller.quorum.voters": "1@a:9092, 2@[::1]:9093",
+            "controller.quorum.bootstrap.servers": "c:1,d:2",
+        },
+        {},
+    )
+    assert settings.founders == {1: ("a", 9092), 2: ("::1", 9093)}
+    assert settings.bootstrap_servers == (("c", 1), ("d", 2))
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"controller.quorum.voters": "a:9092"}, "not ID@HOST:PORT"),
+        ({"controller.quorum.voters": "1@a:1,1@b:1"}, "named twice"),
+        ({"controller.quorum.voters": "2@a:1,3@b:1"}, "does not name node 1"),
+        ({"process.roles": "broker"}, "bootstrap.servers"),
+        ({"process.roles": "baker"}, "process.roles"),
+        ({"inter.broker.listener.name": "NODES"}, "no listener is named NODES"),
+    ],
+)
+def test_a_place_in_the_cluster_that_cannot_be_is_refused(flags: dict[str, str], complaint: str) -> None:
+    with pytest.raises(InvalidSetting, match=complaint):
+        load_settings(flags, {})
