@@ -45,6 +45,20 @@ class MetadataLog:
         return self.log.synced.offset - 1
 
     @property
+    def applied_offset(self) -> int:
+        """The last offset whose record is in the published image."""
+        return self.committed_offset
+
+    @property
+    def is_active(self) -> bool:
+        """This node is the active controller: decisions are made here."""
+        return True
+
+    async def reached(self, offset: int) -> None:
+        """Returns once the published image holds the record at this offset."""
+        assert offset <= self.applied_offset
+
+    @property
     def next_offset(self) -> int:
         return self.log.end_offset
 

@@ -54,7 +54,16 @@ def _shape_of(api_key: int, version: int) -> int:
 @cache
 def request_reader(api_key: int, version: int) -> Callable[[memoryview, int], Any]:
     """Bytes of one version -> that version's own request. Raises MalformedFrame."""
-    schema = load_request_schema(api_key, version)
+    return _reader(load_request_schema(api_key, version), version)
+
+
+@cache
+def response_reader(api_key: int, version: int) -> Callable[[memoryview, int], Any]:
+    """Bytes of one version -> that version's own response, as a peer sent it. Raises MalformedFrame."""
+    return _reader(load_response_schema(api_key, version), version)
+
+
+def _reader(schema: Any, version: int) -> Callable[[memoryview, int], Any]:
     check, read_entity = bounds_check(schema), entity_reader(schema)
 
     def read(frame: memoryview, position: int) -> Any:
@@ -74,6 +83,12 @@ def request_reader(api_key: int, version: int) -> Callable[[memoryview, int], An
 def response_encoder(api_key: int, version: int) -> Callable[[io.BytesIO, Any], None]:
     """Writes the newest version's response (or this version's own class) as `version`."""
     return entity_writer(load_response_schema(api_key, version))  # type: ignore[no-any-return]
+
+
+@cache
+def request_encoder(api_key: int, version: int) -> Callable[[io.BytesIO, Any], None]:
+    """Writes the newest version's request (or this version's own class) as `version`."""
+    return entity_writer(load_request_schema(api_key, version))  # type: ignore[no-any-return]
 
 
 def schema_class(path: str) -> Any:

@@ -1,0 +1,297 @@
+"""The way to other nodes: one connection per peer and purpose, requests pipelined, closed on the first error.
+
+A server answers in order, so what may wait long there (a parked fetch) has a connection of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import struct
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from penstock.broker.apis import API_VERSIONS, APIS, FETCH
+from penstock.protocol.compression import BytesLike
+from penstock.protocol.errors import MalformedFrame
+from penstock.protocol.produce import skip_tags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.broker.node import Node
+
+#: Host and port.
+Address = tuple[str, int]
+#: A node by its id, or by where it listens.
+Where = int | Address
+
+QUORUM: Final = "quorum"
+#: Long polls of the metadata log; votes must not wait behind them.
+QUORUM_FETCH: Final = "quorum-fetch"
+DATA: Final = "data"
+CONTROL: Final = "control"
+
+#: The largest answer a peer may send; snapshots and fetches ask for far less.
+ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
+_LANDING_BYTES: Final = 64 * 1024
+_HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
+_INT32 = struct.Struct(">i")
+_CORRELATION_AT: Final = 4
+_FLEXIBLE_FETCH_FROM: Final = 12
+
+
+class PeerUnreachable(Exception):
+    """No answer will come. `refused`: its host closed or refused the connection, so it is dead or starting."""
+
+    def __init__(self, message: str, *, refused: bool) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+class Peers:
+    """Raises PeerUnreachable, or TimeoutError when a peer takes too long; its connection is then given up."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._client_id = f"penstock-{node.node_id}".encode()
+        self._connections: dict[tuple[Address, str], asyncio.Task[_PeerConnection]] = {}
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Peers of {self._node.node_id}: {sorted(self._connections)}>"
+
+    async def call(
+        self,
+        where: Where,
+        api_key: int,
+        request: Any,
+        *,
+        version: int | None = None,
+        timeout_s: float,
+        purpose: str = CONTROL,
+    ) -> Any:
+        """Send the newest version's request, or the named one's; returns the response in that version's class."""
+        if version is None:
+            version = APIS[api_key].max_version
+        codec = _codec(api_key, version)
+        out = io.BytesIO()
+        out.write(self._header(api_key, version, codec.is_flexible))
+        codec.write(out, request)
+        answer = await self.raw(where, out.getvalue(), timeout_s=timeout_s, purpose=purpose)
+        position = _body_at(answer, codec.is_flexible and api_key != API_VERSIONS)
+        try:
+            return codec.read(answer, position)
+        except MalformedFrame as error:
+            raise PeerUnreachable(str(error), refused=False) from None
+
+    async def fetch(
+        self,
+        where: Where,
+        body: BytesLike,
+        *,
+        version: int,
+        timeout_s: float,
+        purpose: str = DATA,
+    ) -> memoryview:
+        """Send a Fetch that is packed already, without its header; returns the body of the answer."""
+        is_flexible = version >= _FLEXIBLE_FETCH_FROM
+        frame = b"".join((self._header(FETCH, version, is_flexible), body))
+        answer = await self.raw(where, frame, timeout_s=timeout_s, purpose=purpose)
+        return answer[_body_at(answer, is_flexible) :]
+
+    async def raw(
+        self, where: Where, frame: BytesLike, *, timeout_s: float, purpose: str = CONTROL
+    ) -> memoryview:
+        """Send a whole request without its size, under our own correlation id; returns the whole answer."""
+        address = self._address(where)
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self._connection(address, purpose)
+                return await connection.ask(frame)
+        except TimeoutError:
+            raise TimeoutError(f"no answer from {address[0]}:{address[1]} in {timeout_s:.3g} s") from None
+
+    def address_of(self, node_id: int) -> Address | None:
+        """Where a node listens for other nodes: as the quorum's leader says, as it registered, or as a voter."""
+        node = self._node
+        broker = node.image.brokers.get(node_id)
+        endpoint = None if broker is None else broker.endpoints.get(node.settings.inter_broker_listener)
+        if endpoint is not None and node_id != node.quorum.leader_id:
+            return endpoint.host, endpoint.port
+        return node.quorum.address_of(node_id) or (endpoint and (endpoint.host, endpoint.port))
+
+    async def close(self) -> None:
+        self._is_closed = True
+        connecting, self._connections = self._connections, {}
+        for task in connecting.values():
+            task.add_done_callback(_abort_when_made)
+            task.cancel()
+        await asyncio.gather(*connecting.values(), return_exceptions=True)
+
+    def _header(self, api_key: int, version: int, is_flexible: bool) -> bytes:
+        head = _HEADER.pack(api_key, version, 0, len(self._client_id)) + self._client_id
+        return head + b"\x00" if is_flexible else head
+
+    def _address(self, where: Where) -> Address:
+        if not isinstance(where, int):
+            return where
+        found = self.address_of(where)
+        if found is None:
+            raise PeerUnreachable(f"node {where} is nowhere to be found", refused=False)
+        return found
+
+    async def _connection(self, address: Address, purpose: str) -> _PeerConnection:
+        if self._is_closed:
+            raise PeerUnreachable("this node is stopping", refused=False)
+        key = (address, purpose)
+        task = self._connections.get(key)
+        if task is None or (task.done() and not _is_usable(task)):
+            task = self._connections[key] = asyncio.get_running_loop().create_task(_connect(address))
+            task.add_done_callback(_seen)
+        # One who gives up waiting leaves the others their connection.
+        return await asyncio.shield(task)
+
+
+class _Codec(NamedTuple):
+    is_flexible: bool
+    write: Callable[[io.BytesIO, Any], None]
+    read: Callable[[memoryview, int], Any]
+
+
+@cache
+def _codec(api_key: int, version: int) -> _Codec:
+    from penstock.protocol.schemas import request_encoder, request_is_flexible, response_reader
+
+    return _Codec(
+        request_is_flexible(api_key, version),
+        request_encoder(api_key, version),
+        response_reader(api_key, version),
+    )
+
+
+def _body_at(answer: memoryview, is_flexible: bool) -> int:
+    """Where the body starts, after the correlation id. Raises PeerUnreachable for what is no answer."""
+    try:
+        return skip_tags(answer, 4, len(answer)) if is_flexible else 4
+    except (IndexError, MalformedFrame):
+        raise PeerUnreachable("the answer's header is damaged", refused=False) from None
+
+
+async def _connect(address: Address) -> _PeerConnection:
+    host, port = address
+    try:
+        _, connection = await asyncio.get_running_loop().create_connection(_PeerConnection, host, port)
+    except OSError as error:
+        refused = isinstance(error, ConnectionError)
+        raise PeerUnreachable(f"{host}:{port}: {error.strerror or error}", refused=refused) from None
+    return connection
+
+
+def _is_usable(task: asyncio.Task[_PeerConnection]) -> bool:
+    return not task.cancelled() and task.exception() is None and task.result().is_open
+
+
+def _seen(task: asyncio.Task[_PeerConnection]) -> None:
+    """Whoever waits gets the exception; when nobody does any more it is no news."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _abort_when_made(task: asyncio.Task[_PeerConnection]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().abort("this node is stopping", refused=False)
+
+
+class _PeerConnection(asyncio.BufferedProtocol):
+    """Requests out, answers in, in the same order."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._waiting: dict[int, asyncio.Future[memoryview]] = {}
+        self._numbers = count(1)
+        self._landing = memoryview(bytearray(_LANDING_BYTES))
+        self._landed = 0
+        self._frame: memoryview | None = None  # one that did not fit the landing buffer
+        self._filled = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def ask(self, frame: BytesLike) -> memoryview:
+        if self._transport is None:
+            raise PeerUnreachable("the connection is closed", refused=True)
+        number = next(self._numbers) & 0x7FFF_FFFF
+        answer: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        request = bytearray(_INT32.size + len(frame))
+        _INT32.pack_into(request, 0, len(frame))
+        request[_INT32.size :] = frame
+        _INT32.pack_into(request, _INT32.size + _CORRELATION_AT, number)
+        self._transport.write(request)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            # What is asked behind it would wait for its answer too.
+            self.abort("an answer was given up", refused=False)
+            raise
+
+    def abort(self, reason: str, *, refused: bool) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            if not answer.done():
+                answer.set_exception(PeerUnreachable(reason, refused=refused))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.abort(f"the connection was closed{f': {exc}' if exc else ''}", refused=True)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._frame is not None:
+            return self._frame[self._filled :]
+        return self._landing[self._landed :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._frame is None:
+            self._landed += nbytes
+            self._take_landed()
+            return
+        self._filled += nbytes
+        if self._filled == len(self._frame):
+            frame, self._frame = self._frame, None
+            self._answered(frame)
+
+    def _take_landed(self) -> None:
+        position, end = 0, self._landed
+        while end - position >= _INT32.size:
+            (size,) = _INT32.unpack_from(self._landing, position)
+            if not _INT32.size <= size <= ANSWER_BYTES_MAX:
+                self.abort(f"an answer of {size} bytes", refused=False)
+                return
+            start, after = position + _INT32.size, position + _INT32.size + size
+            if after > end:
+                if after - position <= _LANDING_BYTES // 2:
+                    break
+                self._frame, self._filled = memoryview(bytearray(size)), end - start
+                self._frame[: end - start] = self._landing[start:end]
+                self._landed = 0
+                return
+            self._answered(memoryview(bytes(self._landing[start:after])))
+            position = after
+        self._landing[: end - position] = bytes(self._landing[position:end])
+        self._landed = end - position
+
+    def _answered(self, frame: memoryview) -> None:
+        (number,) = _INT32.unpack_from(frame)
+        answer = self._waiting.pop(number, None)
+        if answer is None:
+            self.abort(f"an answer to {number}, which was not asked", refused=False)
+        elif not answer.done():
+            answer.set_result(frame)
