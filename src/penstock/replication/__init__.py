@@ -1,0 +1,1 @@
+"""Replication of one partition as pure rules: what a leader may call committed, what a follower does with an answer."""

@@ -1,0 +1,349 @@
+"""What the leader of one partition knows of its followers: the high watermark and the in-sync set.
+
+One object per leader epoch; whoever holds it throws it away when the epoch changes. Offsets are durable ones: a
+follower asks from what it would keep through a power loss, as its flush policy promises. Each rule has a method
+of its own.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+#: How long a follower that is about to join may hold the high watermark back without a further fetch.
+HOLD_MS_MAX: Final = 1000
+
+
+class IsrProposal(NamedTuple):
+    """What the controller is asked for: broker ids with the broker epochs they are known to live in."""
+
+    isr: tuple[tuple[int, int], ...]
+    leader_epoch: int
+    partition_epoch: int
+
+    @property
+    def members(self) -> frozenset[int]:
+        return frozenset(broker for broker, _ in self.isr)
+
+
+class FollowerLag(NamedTuple):
+    """How far a follower is behind, for people and metrics; -1 records when it has not been heard of."""
+
+    replica: int
+    records: int
+    since_caught_up_ms: int
+    is_in_sync: bool
+
+
+class _Follower:
+    __slots__ = ("broker_epoch", "caught_up_ms", "end_at_fetch", "fetched_ms", "hold_until_ms", "offset")
+
+    def __init__(self, caught_up_ms: int) -> None:
+        self.offset = -1  # unknown until it asks
+        self.broker_epoch = -1
+        self.caught_up_ms = caught_up_ms
+        self.fetched_ms = caught_up_ms
+        self.end_at_fetch = -1  # the leader's end when the last fetch came
+        self.hold_until_ms = -1
+
+
+class LeaderRules:
+    __slots__ = (
+        "_asked_ms",
+        "_awaits_image",
+        "_followers",
+        "_in_flight",
+        "_isr_min",
+        "_known_end",
+        "_now_ms",
+        "_proposal",
+        "_unknown_ms",
+        "epoch_start_offset",
+        "high_watermark",
+        "isr",
+        "lag_ms_max",
+        "leader_epoch",
+        "local_id",
+        "local_offset",
+        "partition_epoch",
+        "proposed",
+        "replicas",
+    )
+
+    def __init__(
+        self,
+        *,
+        local_id: int,
+        leader_epoch: int,
+        partition_epoch: int,
+        replicas: Iterable[int],
+        isr: Iterable[int],
+        epoch_start_offset: int,
+        high_watermark: int,
+        local_offset: int,
+        lag_ms_max: int,
+        isr_min: int,
+        now_ms: int,
+    ) -> None:
+        self.local_id = local_id
+        self.leader_epoch = leader_epoch
+        self.partition_epoch = partition_epoch
+        self.replicas = frozenset(replicas)
+        self.isr = frozenset(isr)
+        #: Members of a change that the controller may have made already; they count from when it is asked for.
+        self.proposed: frozenset[int] | None = None
+        self.epoch_start_offset = epoch_start_offset
+        self.high_watermark = high_watermark
+        self.local_offset = local_offset
+        self.lag_ms_max = lag_ms_max
+        self._isr_min = isr_min
+        self._now_ms = now_ms
+        self._known_end = max(local_offset, epoch_start_offset)
+        self._proposal: IsrProposal | None = None
+        self._in_flight = self._awaits_image = False
+        self._asked_ms = now_ms
+        self._unknown_ms: int | None = None
+        self._followers = {replica: self._new_follower(replica) for replica in self.replicas - {local_id}}
+        self._advance()
+
+    def __repr__(self) -> str:
+        offsets = {replica: follower.offset for replica, follower in self._followers.items()}
+        return (
+            f"<LeaderRules {self.local_id} epoch {self.leader_epoch} high {self.high_watermark} "
+            f"local {self.local_offset} {offsets} isr {sorted(self.isr)} proposed {self.proposed}>"
+        )
+
+    @property
+    def isr_min(self) -> int:
+        """No more than there are replicas."""
+        return min(self._isr_min, len(self.replicas))
+
+    @property
+    def maximal_isr(self) -> frozenset[int]:
+        """Everyone who may be in sync by the controller's book: the committed set and the proposed one."""
+        return self.isr if self.proposed is None else self.isr | self.proposed
+
+    @property
+    def has_reached_epoch_start(self) -> bool:
+        """Only from here on does the high watermark tell what earlier leaders have committed."""
+        return self.high_watermark >= self.epoch_start_offset
+
+    @property
+    def is_below_min(self) -> bool:
+        return len(self.isr) < self.isr_min
+
+    # -- news ----------------------------------------------------------------------------------------
+
+    def local_moved(self, durable_offset: int) -> bool:
+        """This node keeps everything below `durable_offset`. True: the high watermark moved."""
+        self.local_offset = durable_offset
+        if durable_offset > self._known_end:
+            self._known_end = durable_offset
+        return self._advance()
+
+    def fetched(self, replica: int, *, offset: int, log_end: int, broker_epoch: int, now_ms: int) -> bool:
+        """A follower asked from `offset`, under this leader epoch and without diverging; `log_end` is our end now.
+
+        True: the high watermark moved. A fetch of a stranger or of an earlier life of the broker counts for nothing.
+        """
+        self._now_ms = now_ms
+        follower = self._followers.get(replica)
+        if follower is None or not self._is_of_this_life(follower, broker_epoch):
+            return False
+        follower.broker_epoch = broker_epoch
+        self._note_catching_up(follower, offset, log_end, now_ms)
+        if log_end > self._known_end:
+            self._known_end = log_end
+        if offset == follower.offset and follower.hold_until_ms < 0:
+            return False
+        follower.offset = offset
+        return self._advance()
+
+    def expired(self, now_ms: int) -> bool:
+        """To be called whenever the ISR is looked at. True: the high watermark moved, as nobody holds it any more."""
+        self._now_ms = now_ms
+        return self._advance()
+
+    def can_join(self, replica: int) -> bool:
+        """Cheap: whether the last fetch of a follower makes it worth asking `wanted_isr`."""
+        follower = self._followers.get(replica)
+        return (
+            follower is not None
+            and self._proposal is None
+            and replica not in self.isr
+            and self._may_join(follower)
+        )
+
+    # -- the in-sync set -----------------------------------------------------------------------------
+
+    def wanted_isr(self, now_ms: int, is_eligible: Callable[[int, int], bool]) -> IsrProposal | None:
+        """The change to ask the controller for, if any; the same one again when its outcome is unknown.
+
+        `is_eligible(broker id, broker epoch)`: unfenced, not shutting down, and the epoch is its current one.
+        """
+        self._now_ms = now_ms
+        if self._proposal is not None:
+            return None if self._in_flight or self._awaits_image else self._proposal
+        wanted = (self.isr - self._lagging(now_ms)) | self._joining(is_eligible)
+        if wanted == self.isr:
+            return None
+        return IsrProposal(self._with_epochs(wanted), self.leader_epoch, self.partition_epoch)
+
+    def proposed_isr(self, proposal: IsrProposal) -> None:
+        """The proposal is being sent: from now on its members count, whatever becomes of it."""
+        assert not self._in_flight, "one change at a time"
+        assert (proposal.leader_epoch, proposal.partition_epoch) == (self.leader_epoch, self.partition_epoch)
+        self._proposal = proposal
+        self.proposed = proposal.members
+        self._in_flight = True
+        self._asked_ms = self._now_ms
+
+    def isr_refused(self, *, final: bool) -> None:
+        """Not final: nobody knows whether it was done (no answer, no controller); it is asked again.
+
+        Final: the controller knows another state than we do (fenced, stale partition epoch). Ours may be what made
+        it so, hence the proposed members count until the image has told.
+        """
+        self._in_flight = False
+        if final:
+            self._awaits_image = self._proposal is not None
+        else:
+            self._unknown_ms = self._asked_ms
+
+    def isr_declined(self) -> None:
+        """The controller saw the state we know and did nothing (INELIGIBLE_REPLICA): the change is dropped.
+
+        An earlier request for it that was never answered could still arrive: until none can, it is asked again.
+        """
+        self._in_flight = False
+        if self._unknown_ms is None or self._now_ms - self._unknown_ms >= self.lag_ms_max:
+            self._drop_proposal()
+
+    def isr_committed(self, isr: Iterable[int], partition_epoch: int) -> bool:
+        """What the controller has made it, from its answer or the image. True: the high watermark moved."""
+        if partition_epoch <= self.partition_epoch:
+            return False
+        self.partition_epoch = partition_epoch
+        self.isr = frozenset(isr)
+        # Whatever was proposed under an earlier partition epoch is either in this state or refused for ever.
+        self._drop_proposal()
+        return self._advance()
+
+    def reconfigured(self, *, replicas: Iterable[int] | None = None, isr_min: int | None = None) -> bool:
+        """Replicas or min.insync.replicas have changed. True: the high watermark moved."""
+        if isr_min is not None:
+            self._isr_min = isr_min
+        if replicas is not None:
+            self.replicas = frozenset(replicas)
+            others = self.replicas - {self.local_id}
+            self._followers = {
+                replica: self._followers.get(replica) or self._new_follower(replica) for replica in others
+            }
+        return self._advance()
+
+    def lags(self, now_ms: int) -> list[FollowerLag]:
+        return [
+            FollowerLag(
+                replica,
+                -1 if follower.offset < 0 else max(0, self._known_end - follower.offset),
+                0 if follower.offset >= self._known_end else max(0, now_ms - follower.caught_up_ms),
+                replica in self.isr,
+            )
+            for replica, follower in sorted(self._followers.items())
+        ]
+
+    # -- rules ---------------------------------------------------------------------------------------
+
+    def _advance(self) -> bool:
+        if not self._has_enough_in_sync():
+            return False
+        committed = self._least_offset()
+        if not self._is_further(committed):
+            return False
+        self.high_watermark = committed
+        return True
+
+    def _has_enough_in_sync(self) -> bool:
+        """Below min.insync.replicas nothing more is called committed (KIP-966)."""
+        return len(self.isr) >= self.isr_min
+
+    def _is_further(self, offset: int) -> bool:
+        return offset > self.high_watermark
+
+    def _least_offset(self) -> int:
+        """What everyone who counts has; -1 while one of them has not been heard of."""
+        least = self._own_offset()
+        counting = self.maximal_isr
+        for replica, follower in self._followers.items():
+            if follower.offset < least and (replica in counting or self._holds(follower)):
+                least = follower.offset
+        return least if self._knows_all(counting) else -1
+
+    def _own_offset(self) -> int:
+        return self.local_offset
+
+    def _knows_all(self, counting: frozenset[int]) -> bool:
+        """A member of the in-sync set that is no replica (any more) has told nothing, so nothing is sure."""
+        return all(replica in self._followers or replica == self.local_id for replica in counting)
+
+    def _holds(self, follower: _Follower) -> bool:
+        """Under a steady load one who joins would otherwise always be one fetch behind the high watermark."""
+        return follower.hold_until_ms > self._now_ms
+
+    def _is_of_this_life(self, follower: _Follower, broker_epoch: int) -> bool:
+        return broker_epoch >= follower.broker_epoch
+
+    def _note_catching_up(self, follower: _Follower, offset: int, log_end: int, now_ms: int) -> None:
+        """A follower was caught up when it last had all that the leader had at some fetch of its."""
+        is_keeping_up = offset >= log_end or 0 <= follower.end_at_fetch <= offset
+        if offset >= log_end:
+            follower.caught_up_ms = max(follower.caught_up_ms, now_ms)
+        elif is_keeping_up:
+            follower.caught_up_ms = max(follower.caught_up_ms, follower.fetched_ms)
+        follower.hold_until_ms = now_ms + min(HOLD_MS_MAX, self.lag_ms_max) if is_keeping_up else -1
+        follower.end_at_fetch = max(log_end, follower.end_at_fetch)
+        follower.fetched_ms = now_ms
+
+    def _may_join(self, follower: _Follower) -> bool:
+        return self._has_all_committed(follower) and self._has_reached_this_epoch(follower)
+
+    def _has_all_committed(self, follower: _Follower) -> bool:
+        return follower.offset >= self.high_watermark
+
+    def _has_reached_this_epoch(self, follower: _Follower) -> bool:
+        """Before that the high watermark may be older than what an earlier leader has committed."""
+        return follower.offset >= self.epoch_start_offset
+
+    def _joining(self, is_eligible: Callable[[int, int], bool]) -> frozenset[int]:
+        return frozenset(
+            replica
+            for replica, follower in self._followers.items()
+            if replica not in self.isr
+            and follower.offset >= 0
+            and self._may_join(follower)
+            and is_eligible(replica, follower.broker_epoch)
+        )
+
+    def _lagging(self, now_ms: int) -> frozenset[int]:
+        return frozenset(
+            replica
+            for replica, follower in self._followers.items()
+            if replica in self.isr and self._is_lagging(follower, now_ms)
+        )
+
+    def _is_lagging(self, follower: _Follower, now_ms: int) -> bool:
+        return follower.offset < self._known_end and now_ms - follower.caught_up_ms > self.lag_ms_max
+
+    def _with_epochs(self, members: frozenset[int]) -> tuple[tuple[int, int], ...]:
+        """The leader itself, and members not heard of yet, go with -1: the controller knows."""
+        followers = self._followers
+        return tuple(
+            (broker, followers[broker].broker_epoch if broker in followers else -1)
+            for broker in sorted(members)
+        )
+
+    def _new_follower(self, replica: int) -> _Follower:
+        """A member in sync has from now until the lag bound to prove it; anyone else has to catch up first."""
+        return _Follower(self._now_ms if replica in self.isr else self._now_ms - self.lag_ms_max - 1)
+
+    def _drop_proposal(self) -> None:
+        self._proposal = self.proposed = self._unknown_ms = None
+        self._in_flight = self._awaits_image = False
