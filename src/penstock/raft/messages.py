@@ -1,0 +1,120 @@
+"""What the members of a quorum say to each other, free of any wire version. Inert values."""
+
+from dataclasses import dataclass
+
+from penstock.protocol.errors import ErrorCode
+from penstock.raft.values import NOBODY, UNKNOWN_OFFSET, Address, OffsetAndEpoch, ReplicaKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteRequest:
+    """`epoch` is the one stood for; in a pre-vote, which binds nobody, the one that the asker is in."""
+
+    epoch: int
+    candidate: ReplicaKey
+    voter: ReplicaKey
+    last: OffsetAndEpoch
+    pre_vote: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginEpochRequest:
+    epoch: int
+    leader_id: int
+    voter: ReplicaKey
+    addresses: tuple[Address, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndEpochRequest:
+    """The leader steps down; the successors are those furthest ahead, best first."""
+
+    epoch: int
+    leader_id: int
+    successors: tuple[ReplicaKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    """Asks for records, and says by its offset what this replica will not lose."""
+
+    epoch: int
+    replica: ReplicaKey
+    offset: int
+    last_epoch: int
+    #: What the follower knows, -1 when it knows none: a leader that knows better answers at once.
+    high_watermark: int = UNKNOWN_OFFSET
+    max_wait_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSnapshotRequest:
+    epoch: int
+    replica: ReplicaKey
+    id: OffsetAndEpoch
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteReply:
+    error: ErrorCode = ErrorCode.none
+    epoch: int
+    leader_id: int = NOBODY
+    leader_addresses: tuple[Address, ...] = ()
+    granted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginEpochReply:
+    error: ErrorCode = ErrorCode.none
+    epoch: int
+    leader_id: int = NOBODY
+    leader_addresses: tuple[Address, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndEpochReply:
+    error: ErrorCode = ErrorCode.none
+    epoch: int
+    leader_id: int = NOBODY
+    leader_addresses: tuple[Address, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchReply:
+    error: ErrorCode = ErrorCode.none
+    epoch: int
+    leader_id: int = NOBODY
+    leader_addresses: tuple[Address, ...] = ()
+    high_watermark: int = UNKNOWN_OFFSET
+    log_start: int = 0
+    #: The asker's history parts from the leader's: the leader's epoch before the parting, and where it ended.
+    diverging: OffsetAndEpoch | None = None
+    #: What the asker needs is gone from the log: it must fetch this snapshot.
+    snapshot: OffsetAndEpoch | None = None
+    records: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSnapshotReply:
+    error: ErrorCode = ErrorCode.none
+    epoch: int
+    leader_id: int = NOBODY
+    leader_addresses: tuple[Address, ...] = ()
+    id: OffsetAndEpoch
+    size: int = 0
+    position: int = 0
+    data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoterReply:
+    """The answer to a voter change."""
+
+    error: ErrorCode = ErrorCode.none
+    message: str | None = None
+
+
+Request = VoteRequest | BeginEpochRequest | EndEpochRequest | FetchRequest | FetchSnapshotRequest
+PeerReply = VoteReply | BeginEpochReply | EndEpochReply | FetchReply | FetchSnapshotReply
+Reply = PeerReply | VoterReply

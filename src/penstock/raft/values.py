@@ -1,0 +1,202 @@
+"""The words of the quorum: replicas, voters, elections, control records and the times to wait."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+from uuid import UUID
+
+#: Said where no leader is known.
+NOBODY: Final = -1
+#: Said where no high watermark is known.
+UNKNOWN_OFFSET: Final = -1
+
+
+class ReplicaKey(NamedTuple):
+    """A node and the disk that it keeps its log on: with another disk it is another replica."""
+
+    id: int
+    directory: UUID | None = None
+
+
+class Address(NamedTuple):
+    """Where a listener of a node is reached."""
+
+    name: str
+    host: str
+    port: int
+
+
+class Voter(NamedTuple):
+    key: ReplicaKey
+    addresses: tuple[Address, ...] = ()
+
+
+class OffsetAndEpoch(NamedTuple):
+    offset: int
+    epoch: int
+
+
+class Election(NamedTuple):
+    """What a node must remember of elections through a crash; `leader_id` is only a hint."""
+
+    epoch: int = 0
+    leader_id: int = NOBODY
+    voted: ReplicaKey | None = None
+
+
+class Timings(NamedTuple):
+    election_timeout_ms: int = 1000
+    fetch_timeout_ms: int = 2000
+    backoff_max_ms: int = 1000
+    #: How long a leader keeps a fetch that it has nothing to say to.
+    fetch_wait_ms: int = 500
+    #: How long to wait before a request that failed is sent again.
+    retry_ms: int = 50
+
+
+class Role(Enum):
+    UNATTACHED = "unattached"
+    PROSPECTIVE = "prospective"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    RESIGNED = "resigned"
+
+
+class VoterSet:
+    """Who votes, by id. Frozen: a change makes another set."""
+
+    __slots__ = ("_voters",)
+
+    def __init__(self, voters: tuple[Voter, ...] = ()) -> None:
+        self._voters = {voter.key.id: voter for voter in sorted(voters, key=lambda voter: voter.key.id)}
+        assert len(self._voters) == len(voters), f"two voters with one id: {voters}"
+
+    def __repr__(self) -> str:
+        return f"VoterSet({', '.join(str(id) for id in self._voters)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VoterSet) and self._voters == other._voters
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._voters.values()))
+
+    def __iter__(self) -> Iterator[Voter]:
+        return iter(self._voters.values())
+
+    def __len__(self) -> int:
+        return len(self._voters)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._voters
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(self._voters)
+
+    @property
+    def keys(self) -> tuple[ReplicaKey, ...]:
+        return tuple(voter.key for voter in self)
+
+    @property
+    def majority(self) -> int:
+        return len(self._voters) // 2 + 1
+
+    def get(self, id: int) -> Voter | None:
+        return self._voters.get(id)
+
+    def is_voter(self, key: ReplicaKey) -> bool:
+        """The same id on another disk is nobody; a voter without a known disk goes by its id."""
+        voter = self._voters.get(key.id)
+        return voter is not None and voter.key.directory in (None, key.directory)
+
+    def with_voter(self, voter: Voter) -> "VoterSet":
+        """Added, or in the place of the one with its id."""
+        return VoterSet((*(other for other in self if other.key.id != voter.key.id), voter))
+
+    def without(self, id: int) -> "VoterSet":
+        return VoterSet(tuple(voter for voter in self if voter.key.id != id))
+
+
+class VoterHistory:
+    """Voter sets by the offset of their record; the newest counts, committed or not.
+
+    A set at `BEFORE_LOG` was given from outside: the first leader writes it into the log.
+    """
+
+    __slots__ = ("_entries",)
+
+    BEFORE_LOG: Final = -1
+
+    def __init__(self, first: VoterSet | None = None) -> None:
+        self._entries: list[tuple[int, VoterSet]] = []
+        if first is not None:
+            self.add(self.BEFORE_LOG, first)
+
+    def __repr__(self) -> str:
+        return f"VoterHistory({self._entries})"
+
+    def add(self, offset: int, voters: VoterSet) -> None:
+        """A set read from the log or a snapshot; what was said of later offsets is void."""
+        self.truncate(offset)
+        self._entries.append((offset, voters))
+
+    def truncate(self, offset: int) -> None:
+        """The log now ends at `offset`."""
+        while self._entries and self._entries[-1][0] >= offset:
+            self._entries.pop()
+
+    @property
+    def latest(self) -> VoterSet:
+        return self._entries[-1][1] if self._entries else VoterSet()
+
+    @property
+    def latest_offset(self) -> int:
+        return self._entries[-1][0] if self._entries else self.BEFORE_LOG
+
+    def as_of(self, offset: int) -> VoterSet:
+        """The set in force for a log that ends at `offset`, which a snapshot up to there must hold."""
+        return next((voters for at, voters in reversed(self._entries) if at < offset), VoterSet())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderChange:
+    """The first record of every epoch."""
+
+    leader_id: int
+    voters: tuple[ReplicaKey, ...]
+    granting: tuple[ReplicaKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KRaftVersion:
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voters:
+    voters: VoterSet
+
+
+ControlRecord = LeaderChange | KRaftVersion | Voters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    """How far a replica has come, as its leader sees it; -1 where that is not known."""
+
+    key: ReplicaKey
+    offset: int = UNKNOWN_OFFSET
+    last_fetch_ms: int = -1
+    last_caught_up_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumView:
+    leader_id: int
+    epoch: int
+    high_watermark: int
+    voters: tuple[ReplicaView, ...]
+    observers: tuple[ReplicaView, ...] = ()
+    voter_set: VoterSet
