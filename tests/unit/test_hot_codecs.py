@@ -12,7 +12,7 @@ from kio.serial import entity_reader, entity_writer
 
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.fetch import PartitionData, encode_fetch_response, parse_fetch
-from penstock.protocol.produce import PartitionResult, encode_produce_response, parse_produce
+from penstock.protocol.produce import Endpoint, PartitionResult, encode_produce_response, parse_produce
 
 TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 MS = datetime.timedelta(milliseconds=1)
@@ -124,6 +124,7 @@ def test_fetch_request_is_read_as_kio_writes_it(version: int) -> None:
     key = TOPIC_ID.bytes if version >= 13 else b"orders"
     assert (request.max_wait_ms, request.min_bytes, request.max_bytes) == (500, 1, 1000)
     assert (request.isolation_level, request.replica_id) == (1, 6)
+    assert request.replica_epoch == (1 if version >= 15 else -1)
     assert [name for name, _ in request.topics] == [key, key]
     (partition,) = request.topics[1][1]
     assert (partition.partition, partition.offset, partition.max_bytes) == (3, 11, 1 << 20)
@@ -172,3 +173,42 @@ def test_fetch_request_cut_anywhere_is_malformed_and_nothing_else(version: int) 
     for end in range(len(frame)):
         with pytest.raises(MalformedFrame):
             parse_fetch(frame[:end], 0, version)
+
+
+LEADERS = [Endpoint(4, "host-4", 9094, "rack-b"), Endpoint(5, "::1", 70_000, None)]
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+def test_a_producer_at_the_wrong_broker_is_told_the_leader_as_kio_reads_it(version: int) -> None:
+    key = TOPIC_ID.bytes if version >= 13 else b"orders"
+    results = [
+        PartitionResult(0, ErrorCode.not_leader_or_follower.value, current_leader=(4, 7)),
+        PartitionResult(1, ErrorCode.not_leader_or_follower.value, message="moved", current_leader=(5, 8)),
+    ]
+    frame = encode_produce_response(version, 1, [(key, results)], LEADERS)
+    response, error = read_response("produce", version, frame, 1, flexible=version >= 9)
+    assert not error
+    if version >= 10:
+        leaders = [part.current_leader for part in response.responses[0].partition_responses]
+        assert [(leader.leader_id, leader.leader_epoch) for leader in leaders] == [(4, 7), (5, 8)]
+        assert [(e.node_id, e.host, e.port, e.rack) for e in response.node_endpoints] == LEADERS
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_a_reader_at_the_wrong_broker_is_told_the_leader_as_kio_reads_it(version: int) -> None:
+    key = TOPIC_ID.bytes if version >= 13 else b"orders"
+    parts = [
+        PartitionData(0, ErrorCode.not_leader_or_follower.value, current_leader=(4, 7)),
+        PartitionData(1, 0, diverging_epoch=(3, 9), current_leader=(5, 8)),
+    ]
+    buffers = encode_fetch_response(
+        version, 1, error=0, session_id=0, topics=[(key, parts)], endpoints=LEADERS
+    )
+    response, error = read_response("fetch", version, b"".join(buffers), 1, flexible=version >= 12)
+    assert not error
+    if version >= 12:
+        leaders = [part.current_leader for part in response.responses[0].partitions]
+        assert [(leader.leader_id, leader.leader_epoch) for leader in leaders] == [(4, 7), (5, 8)]
+        assert response.responses[0].partitions[1].diverging_epoch.end_offset == 9
+    if version >= 16:
+        assert [(e.node_id, e.host, e.port, e.rack) for e in response.node_endpoints] == LEADERS

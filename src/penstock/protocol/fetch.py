@@ -5,17 +5,19 @@ is a list of buffers in which the records are slices of the log as they are on d
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.protocol.bounds import read_uvarint
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
-from penstock.protocol.produce import encode_uvarint, skip_tags
+from penstock.protocol.produce import Endpoint, encode_endpoints, encode_uvarint, skip_tags
 
 SESSIONS_FROM: Final = 7
 FLEXIBLE_FROM: Final = 12
 TOPIC_IDS_FROM: Final = 13
 _REPLICA_STATE_FROM: Final = 15
+_ENDPOINTS_FROM: Final = 16
 _REPLICA_STATE_TAG: Final = 1
 
 _INT16 = struct.Struct(">h")
@@ -51,6 +53,7 @@ class FetchRequest(NamedTuple):
     session_epoch: int
     topics: list[tuple[bytes, list[FetchPartition]]]
     forgotten: list[tuple[bytes, list[int]]]
+    replica_epoch: int = -1  # of the broker that follows, from v15 on
 
 
 class PartitionData(NamedTuple):
@@ -62,6 +65,7 @@ class PartitionData(NamedTuple):
     records: BytesLike = b""
     aborted: tuple[tuple[int, int], ...] | None = None
     diverging_epoch: tuple[int, int] | None = None
+    current_leader: tuple[int, int] | None = None  # id and epoch, for who asked the wrong broker
 
 
 def parse_fetch(frame: memoryview, position: int, version: int) -> FetchRequest:
@@ -85,7 +89,7 @@ class _Parser:
         self.flexible = version >= FLEXIBLE_FROM
 
     def request(self) -> FetchRequest:
-        replica_id = -1
+        replica_id = replica_epoch = -1
         if self.version < _REPLICA_STATE_FROM:
             (replica_id,) = _INT32.unpack_from(self.frame, self.position)
             self.position += 4
@@ -102,7 +106,7 @@ class _Parser:
         if self.version >= 11:
             self._string()  # the rack: reads are always served by the leader
         if self.flexible:
-            replica_id = self._replica_id(replica_id)
+            replica_id, replica_epoch = self._replica(replica_id)
         return FetchRequest(
             replica_id,
             max_wait_ms,
@@ -113,6 +117,7 @@ class _Parser:
             session_epoch,
             topics,
             forgotten,
+            replica_epoch,
         )
 
     def _topic(self) -> tuple[bytes, list[FetchPartition]]:
@@ -182,18 +187,19 @@ class _Parser:
         if self.flexible:
             self.position = skip_tags(self.frame, self.position, self.end)
 
-    def _replica_id(self, replica_id: int) -> int:
+    def _replica(self, replica_id: int) -> tuple[int, int]:
         """The tagged fields at the end of the request: cluster id, and the replica's state when it is one."""
+        replica_epoch = -1
         count, position = read_uvarint(self.frame, self.position, self.end)
         for _ in range(count):
             tag, position = read_uvarint(self.frame, position, self.end)
             size, position = read_uvarint(self.frame, position, self.end)
             if tag == _REPLICA_STATE_TAG:
-                replica_id, _ = _REPLICA.unpack_from(self.frame, position)
+                replica_id, replica_epoch = _REPLICA.unpack_from(self.frame, position)
             position += size
             if position > self.end:
                 raise MalformedFrame("tagged field is cut short")
-        return replica_id
+        return replica_id, replica_epoch
 
 
 def encode_fetch_response(
@@ -203,8 +209,9 @@ def encode_fetch_response(
     error: int,
     session_id: int,
     topics: list[tuple[bytes, list[PartitionData]]],
+    endpoints: Sequence[Endpoint] = (),
 ) -> list[BytesLike]:
-    """The whole frame as buffers, size prefix first."""
+    """The whole frame as buffers, size prefix first. `endpoints` is told from v16 on."""
     flexible = version >= FLEXIBLE_FROM
     small = [_INT32.pack(correlation_id), b"\x00" if flexible else b"", b"\x00\x00\x00\x00"]
     if version >= SESSIONS_FROM:
@@ -222,11 +229,12 @@ def encode_fetch_response(
                 buffers += (b"".join(small), data.records)
                 small = []
             if flexible:
-                small.append(_encode_partition_tags(data.diverging_epoch))
+                small.append(_encode_partition_tags(data.diverging_epoch, data.current_leader))
         if flexible:
             small.append(b"\x00")
     if flexible:
-        small.append(b"\x00")
+        told = endpoints if version >= _ENDPOINTS_FROM else ()
+        small.append(encode_endpoints(told))
     buffers.append(b"".join(small))
     size = _INT32.pack(sum(map(len, buffers)))
     buffers[:2] = [size + buffers[1]]
@@ -254,10 +262,17 @@ def _encode_aborted(aborted: tuple[tuple[int, int], ...] | None, flexible: bool)
     return _encode_count(len(aborted), flexible) + b"".join(_ABORTED.pack(*pair) + tail for pair in aborted)
 
 
-def _encode_partition_tags(diverging_epoch: tuple[int, int] | None) -> bytes:
-    if diverging_epoch is None:
+def _encode_partition_tags(
+    diverging_epoch: tuple[int, int] | None, current_leader: tuple[int, int] | None
+) -> bytes:
+    if diverging_epoch is None and current_leader is None:
         return b"\x00"
-    return b"\x01\x00\x0d" + struct.pack(">iq", *diverging_epoch) + b"\x00"
+    tags = []
+    if diverging_epoch is not None:
+        tags.append(b"\x00\x0d" + struct.pack(">iq", *diverging_epoch) + b"\x00")
+    if current_leader is not None:
+        tags.append(b"\x01\x09" + struct.pack(">ii", *current_leader) + b"\x00")
+    return bytes((len(tags),)) + b"".join(tags)
 
 
 def _encode_count(count: int, flexible: bool) -> bytes:

@@ -5,6 +5,7 @@ the frame: nothing is copied or decoded.
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.protocol.bounds import read_uvarint
@@ -14,6 +15,7 @@ FLEXIBLE_FROM: Final = 9
 TOPIC_IDS_FROM: Final = 13
 _LOG_START_FROM: Final = 5
 _RECORD_ERRORS_FROM: Final = 8
+_LEADERS_FROM: Final = 10
 
 _ACKS_TIMEOUT = struct.Struct(">hi")
 _INT16 = struct.Struct(">h")
@@ -40,6 +42,16 @@ class PartitionResult(NamedTuple):
     log_start_offset: int = -1
     message: str | None = None
     record_errors: tuple[int, ...] = ()  # places in the batch; the message is the same for all
+    current_leader: tuple[int, int] | None = None  # id and epoch, for who asked the wrong broker
+
+
+class Endpoint(NamedTuple):
+    """Where a broker that is named as leader is found."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
 
 
 def parse_produce(frame: memoryview, position: int, version: int) -> ProduceRequest:
@@ -149,9 +161,15 @@ def encode_uvarint(value: int) -> bytes:
 
 
 def encode_produce_response(
-    version: int, correlation_id: int, topics: list[tuple[bytes, list[PartitionResult]]]
+    version: int,
+    correlation_id: int,
+    topics: list[tuple[bytes, list[PartitionResult]]],
+    endpoints: Sequence[Endpoint] = (),
 ) -> bytes:
-    """The whole frame, size prefix included. Never throttled here: quotas answer first and mute afterwards."""
+    """The whole frame, size prefix included. Never throttled here: quotas answer first and mute afterwards.
+
+    `endpoints` is told from v10 on.
+    """
     flexible = version >= FLEXIBLE_FROM
     parts = [_INT32.pack(correlation_id)]
     parts.append(b"\x00" + encode_uvarint(len(topics) + 1) if flexible else _INT32.pack(len(topics)))
@@ -165,29 +183,54 @@ def encode_produce_response(
         parts += [_encode_result(version, result) for result in results]
         if flexible:
             parts.append(b"\x00")
-    parts.append(b"\x00\x00\x00\x00\x00" if flexible else b"\x00\x00\x00\x00")
+    parts.append(b"\x00\x00\x00\x00")
+    if flexible:
+        parts.append(encode_endpoints(endpoints if version >= _LEADERS_FROM else ()))
     body = b"".join(parts)
     return _INT32.pack(len(body)) + body
 
 
 def _encode_result(version: int, result: PartitionResult) -> bytes:
-    index, error, base_offset, append_time_ms, log_start_offset, message, places = result
+    index, error, base_offset, append_time_ms, log_start_offset, message, places, leader = result
     if version < _LOG_START_FROM:
         return _RESULT.pack(index, error, base_offset, append_time_ms)
     packed = _RESULT_V5.pack(index, error, base_offset, append_time_ms, log_start_offset)
     if version < _RECORD_ERRORS_FROM:
         return packed
-    if version >= FLEXIBLE_FROM and message is None:
+    if version >= FLEXIBLE_FROM and message is None and leader is None:
         return packed + b"\x01\x00\x00"  # no record errors, no message, no tags
     if version >= FLEXIBLE_FROM:
-        return packed + _flexible_errors(message, places)
+        return (
+            packed
+            + _flexible_errors(message, places)
+            + _leader_tag(leader if version >= _LEADERS_FROM else None)
+        )
     return packed + _legacy_errors(message, places)
 
 
 def _flexible_errors(message: str | None, places: tuple[int, ...]) -> bytes:
-    text = b"\x00" if message is None else encode_uvarint(len(message.encode()) + 1) + message.encode()
+    text = _compact(message)
     each = b"".join(_INT32.pack(place) + text + b"\x00" for place in places)
-    return encode_uvarint(len(places) + 1) + each + text + b"\x00"
+    return encode_uvarint(len(places) + 1) + each + text
+
+
+def _leader_tag(leader: tuple[int, int] | None) -> bytes:
+    return b"\x00" if leader is None else b"\x01\x00\x09" + struct.pack(">ii", *leader) + b"\x00"
+
+
+def encode_endpoints(endpoints: Sequence[Endpoint]) -> bytes:
+    """The tagged fields at the end of a Produce or Fetch response: where the leaders named in it are."""
+    if not endpoints:
+        return b"\x00"
+    rows = [encode_uvarint(len(endpoints) + 1)]
+    for node_id, host, port, rack in endpoints:
+        rows += (_INT32.pack(node_id), _compact(host), _INT32.pack(port), _compact(rack), b"\x00")
+    field = b"".join(rows)
+    return b"\x01\x00" + encode_uvarint(len(field)) + field
+
+
+def _compact(text: str | None) -> bytes:
+    return b"\x00" if text is None else encode_uvarint(len(text.encode()) + 1) + text.encode()
 
 
 def _legacy_errors(message: str | None, places: tuple[int, ...]) -> bytes:
