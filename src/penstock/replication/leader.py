@@ -1,8 +1,8 @@
 """What the leader of one partition knows of its followers: the high watermark and the in-sync set.
 
 One object per leader epoch; whoever holds it throws it away when the epoch changes. Offsets are durable ones: a
-follower asks from what it would keep through a power loss, as its flush policy promises. Each rule has a method
-of its own.
+follower asks from what it would keep through a power loss, as its flush policy promises. Times are of a clock that
+never jumps, or everyone would seem to lag at once. Each rule has a method of its own.
 """
 
 from collections.abc import Callable, Iterable
@@ -49,11 +49,13 @@ class LeaderRules:
     __slots__ = (
         "_asked_ms",
         "_awaits_image",
+        "_counting",
         "_followers",
         "_in_flight",
         "_isr_min",
         "_known_end",
         "_now_ms",
+        "_others",
         "_proposal",
         "_unknown_ms",
         "epoch_start_offset",
@@ -102,6 +104,9 @@ class LeaderRules:
         self._asked_ms = now_ms
         self._unknown_ms: int | None = None
         self._followers = {replica: self._new_follower(replica) for replica in self.replicas - {local_id}}
+        self._counting: tuple[_Follower, ...] = ()
+        self._others: tuple[_Follower, ...] = ()
+        self._recount()
         self._advance()
 
     def __repr__(self) -> str:
@@ -149,10 +154,11 @@ class LeaderRules:
         if follower is None or not self._is_of_this_life(follower, broker_epoch):
             return False
         follower.broker_epoch = broker_epoch
-        self._note_catching_up(follower, offset, log_end, now_ms)
+        is_keeping_up = self._note_catching_up(follower, offset, log_end, now_ms)
+        follower.hold_until_ms = now_ms + min(HOLD_MS_MAX, self.lag_ms_max) if is_keeping_up else -1
         if log_end > self._known_end:
             self._known_end = log_end
-        if offset == follower.offset and follower.hold_until_ms < 0:
+        if offset == follower.offset:
             return False
         follower.offset = offset
         return self._advance()
@@ -195,6 +201,7 @@ class LeaderRules:
         self.proposed = proposal.members
         self._in_flight = True
         self._asked_ms = self._now_ms
+        self._recount()
 
     def isr_refused(self, *, final: bool) -> None:
         """Not final: nobody knows whether it was done (no answer, no controller); it is asked again.
@@ -237,6 +244,7 @@ class LeaderRules:
             self._followers = {
                 replica: self._followers.get(replica) or self._new_follower(replica) for replica in others
             }
+            self._recount()
         return self._advance()
 
     def lags(self, now_ms: int) -> list[FollowerLag]:
@@ -271,18 +279,23 @@ class LeaderRules:
     def _least_offset(self) -> int:
         """What everyone who counts has; -1 while one of them has not been heard of."""
         least = self._own_offset()
-        counting = self.maximal_isr
-        for replica, follower in self._followers.items():
-            if follower.offset < least and (replica in counting or self._holds(follower)):
+        for follower in self._counting:
+            if follower.offset < least:
                 least = follower.offset
-        return least if self._knows_all(counting) else -1
+        for follower in self._others:
+            if follower.offset < least and self._holds(follower):
+                least = follower.offset
+        return least
 
     def _own_offset(self) -> int:
         return self.local_offset
 
-    def _knows_all(self, counting: frozenset[int]) -> bool:
-        """A member of the in-sync set that is no replica (any more) has told nothing, so nothing is sure."""
-        return all(replica in self._followers or replica == self.local_id for replica in counting)
+    def _recount(self) -> None:
+        """Choose whose offsets count. A member that is no replica of ours has told nothing, so it holds all back."""
+        members = self.maximal_isr - {self.local_id}
+        followers = self._followers
+        self._counting = tuple(followers.get(member) or _Follower(self._now_ms) for member in members)
+        self._others = tuple(followers[replica] for replica in followers.keys() - members)
 
     def _holds(self, follower: _Follower) -> bool:
         """Under a steady load one who joins would otherwise always be one fetch behind the high watermark."""
@@ -291,16 +304,16 @@ class LeaderRules:
     def _is_of_this_life(self, follower: _Follower, broker_epoch: int) -> bool:
         return broker_epoch >= follower.broker_epoch
 
-    def _note_catching_up(self, follower: _Follower, offset: int, log_end: int, now_ms: int) -> None:
-        """A follower was caught up when it last had all that the leader had at some fetch of its."""
+    def _note_catching_up(self, follower: _Follower, offset: int, log_end: int, now_ms: int) -> bool:
+        """A follower was caught up when it last had all that the leader had at this fetch, or at the one before."""
         is_keeping_up = offset >= log_end or 0 <= follower.end_at_fetch <= offset
         if offset >= log_end:
             follower.caught_up_ms = max(follower.caught_up_ms, now_ms)
         elif is_keeping_up:
             follower.caught_up_ms = max(follower.caught_up_ms, follower.fetched_ms)
-        follower.hold_until_ms = now_ms + min(HOLD_MS_MAX, self.lag_ms_max) if is_keeping_up else -1
         follower.end_at_fetch = max(log_end, follower.end_at_fetch)
         follower.fetched_ms = now_ms
+        return is_keeping_up
 
     def _may_join(self, follower: _Follower) -> bool:
         return self._has_all_committed(follower) and self._has_reached_this_epoch(follower)
@@ -347,3 +360,4 @@ class LeaderRules:
     def _drop_proposal(self) -> None:
         self._proposal = self.proposed = self._unknown_ms = None
         self._in_flight = self._awaits_image = False
+        self._recount()
