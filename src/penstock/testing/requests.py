@@ -11,11 +11,11 @@ from uuid import UUID
 
 from penstock.broker.apis import APIS, PRODUCE
 from penstock.broker.connection import Reply, Slot
+from penstock.broker.refusals import METADATA, NoPlaceForError, refusal
 from penstock.broker.topology import reachable_brokers
 from penstock.protocol.errors import ErrorCode, MalformedFrame
 from penstock.protocol.produce import skip_tags
 from penstock.protocol.schemas import request_is_flexible, request_reader, schema_class
-from penstock.testing.refusals import METADATA, NoPlaceForError, refusal
 
 if TYPE_CHECKING:
     from penstock.broker.connection import Connection
@@ -163,7 +163,7 @@ def refuse(request: FaultyRequest, error: ErrorCode) -> None:
 
 
 def _refusal(request: FaultyRequest, error: ErrorCode) -> Any:
-    return refusal(request.context.api_key, request.version, request.body, error)
+    return refusal(request.context.api_key, request.version, request.body, error, _message(error))
 
 
 def _metadata_refusal(request: FaultyRequest, error: ErrorCode) -> Any:
@@ -179,4 +179,8 @@ def _metadata_refusal(request: FaultyRequest, error: ErrorCode) -> Any:
         broker(node_id=each.id, host=at.host, port=at.port, rack=each.rack)
         for each, at in reachable_brokers(image, request.listener)
     )
-    return replace(refusal(METADATA, request.version, asked, error), brokers=brokers)
+    return replace(refusal(METADATA, request.version, asked, error, _message(error)), brokers=brokers)
+
+
+def _message(error: ErrorCode) -> str:
+    return f"{error.name}, injected by a test"

@@ -12,10 +12,10 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from penstock.broker.apis import API_VERSIONS, APIS, FETCH, PRODUCE, Api
+from penstock.broker.refusals import METADATA, NoPlaceForError, refusal
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import request_reader
 from penstock.protocol.upgrade import upgrader
-from penstock.testing.refusals import METADATA, NoPlaceForError, refusal
 
 ERROR = ErrorCode.not_coordinator
 TOPIC_ID = UUID(int=5)
@@ -99,11 +99,11 @@ def test_every_request_can_be_refused(api: Api) -> None:
 
 def test_what_was_asked_is_mirrored() -> None:
     request = _sent(PRODUCE, 9, _sample(load_request_schema(PRODUCE, 9)))
-    (topic,) = refusal(PRODUCE, 9, request, ERROR).responses
+    (topic,) = refusal(PRODUCE, 9, request, ERROR, "for a reason").responses
     (partition,) = topic.partition_responses
     assert (topic.name, partition.index, partition.error_code) == ("some name", 7, ERROR)
     assert partition.base_offset == -1
-    assert partition.error_message == "not_coordinator, injected by a test"
+    assert partition.error_message == "for a reason"
 
 
 def test_topics_are_mirrored_by_id() -> None:

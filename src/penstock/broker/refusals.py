@@ -7,7 +7,7 @@ that refuses all of them would do.
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from datetime import timedelta
 from types import UnionType
-from typing import Any, Final, Union, get_args, get_origin
+from typing import Any, Final, NamedTuple, Union, get_args, get_origin
 
 from kio.index import load_response_schema
 
@@ -22,13 +22,15 @@ _COUNTERPARTS: Final = {
     "groups": ("groups",),
     "members": ("members",),
     "partition_responses": ("partition_data",),
+    "partition_result": ("partitions",),
     "partitions": ("partitions", "partition_indexes"),
+    "replica_election_results": ("topic_partitions",),
     "responses": ("topic_data", "topics", "topic_names", "resources"),
     "results": ("topics", "resources", "groups_names"),
     "topics": ("topics",),
 }
 _TOPIC_NAMES: Final = ("name", "topic")
-_PARTITION_NAMES: Final = ("partition_index", "index", "partition")
+_PARTITION_NAMES: Final = ("partition_index", "index", "partition", "partition_id")
 #: Fields of the answer that say what it speaks of, and what the request may call the same.
 _IDENTITIES: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(_TOPIC_NAMES, _TOPIC_NAMES),
@@ -53,22 +55,28 @@ _EMPTY: Final[dict[str, Any]] = {
 }
 
 
+class _Said(NamedTuple):
+    code: ErrorCode
+    message: str | None
+
+
 class NoPlaceForError(Exception):
     """The request asks for nothing, and the answer has errors only for what was asked."""
 
 
-def refusal(api_key: int, version: int, request: Any, error: ErrorCode) -> Any:
+def refusal(api_key: int, version: int, request: Any, code: ErrorCode, message: str | None = None) -> Any:
     """The response of this version. Raises NoPlaceForError."""
+    error = _Said(code, message)
     schema = load_response_schema(api_key, version)
     response, has_mirrored = _refused(schema, request, error)
     if has_mirrored and api_key in _TOP_IS_APART:
-        return _with_error(response, ErrorCode.none)
+        return _without_error(response)
     if not _carries_error(schema, deep=False) and not has_mirrored:
         return _with_one_element(response, schema, error)
     return response
 
 
-def _refused(schema: type[Any], asked: Any, error: ErrorCode) -> tuple[Any, bool]:
+def _refused(schema: type[Any], asked: Any, error: _Said) -> tuple[Any, bool]:
     """The entity, and whether anything below it was mirrored."""
     values: dict[str, Any] = {}
     has_mirrored = False
@@ -82,7 +90,7 @@ def _refused(schema: type[Any], asked: Any, error: ErrorCode) -> tuple[Any, bool
     return schema(**values), has_mirrored
 
 
-def _mirrored(name: str, element: Any, asked: Any, error: ErrorCode) -> tuple[Any, ...]:
+def _mirrored(name: str, element: Any, asked: Any, error: _Said) -> tuple[Any, ...]:
     counterparts = (getattr(asked, other, None) for other in _COUNTERPARTS.get(name, ()))
     items = next((found for found in counterparts if found), ())
     return tuple(_refused(element, item, error)[0] for item in items if _speaks_of(element, item))
@@ -96,11 +104,11 @@ def _speaks_of(element: Any, item: Any) -> bool:
     )
 
 
-def _value(field: Field[Any], asked: Any, error: ErrorCode) -> Any:
+def _value(field: Field[Any], asked: Any, error: _Said) -> Any:
     if _is_error(field):
-        return error
+        return error.code
     if field.name == "error_message":
-        return f"{error.name}, injected by a test"
+        return error.message
     identity = _identity(field, asked)
     return _empty(field) if identity is None else identity
 
@@ -128,17 +136,19 @@ def _empty(field: Field[Any]) -> Any:
     kafka_type = field.metadata.get("kafka_type")
     if kafka_type == "records":
         return b""
-    if get_origin(field.type) in (UnionType, Union) or is_dataclass(field.type):
+    if get_origin(field.type) in (UnionType, Union):
         return None
+    if is_dataclass(field.type):
+        return field.type(**{below.name: _empty(below) for below in fields(field.type)})  # type: ignore[operator]
     return _EMPTY.get(str(kafka_type), -1)
 
 
-def _with_error(response: Any, error: ErrorCode) -> Any:
-    changed = {field.name: error for field in fields(response) if _is_error(field)}
+def _without_error(response: Any) -> Any:
+    changed = {field.name: ErrorCode.none for field in fields(response) if _is_error(field)}
     return replace(response, **changed)
 
 
-def _with_one_element(response: Any, schema: type[Any], error: ErrorCode) -> Any:
+def _with_one_element(response: Any, schema: type[Any], error: _Said) -> Any:
     """The error goes into an element that speaks of nothing in particular, such as a data folder."""
     for field in fields(schema):
         element = _entity_of_array(field)

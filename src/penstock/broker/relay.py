@@ -1,0 +1,172 @@
+"""Requests that the active controller answers, from whichever node they arrive at.
+
+Another node puts the client's frame into an Envelope. What comes back is the committed metadata offset, in eight
+bytes, and the reply's frame: the client gets it once the node it is connected to shows what was decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.apis import APIS
+from penstock.broker.channel import CALL_TIMEOUT_S, AskThere
+from penstock.broker.connection import HANG_UP
+from penstock.broker.context import RequestContext
+from penstock.broker.routes import Header, decode, encode, parse_header, route
+from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+
+ENVELOPE: Final = 58
+_PURPOSE: Final = "relay"
+_SIZE_BYTES: Final = 4
+_OFFSET = struct.Struct(">q")
+_INT32 = struct.Struct(">i")
+#: A client may be in a hurry, but a decision needs a moment, and nobody waits for ever.
+_TIMEOUT_S_MIN: Final = 1.0
+_TIMEOUT_S_MAX: Final = 60.0
+
+
+async def answer_of_controller(
+    context: RequestContext, request: Any, frame: bytes, correlation_id: int
+) -> bytes | bytearray:
+    """The reply to a client, size and all."""
+    node = context.node
+
+    async def here() -> bytes:
+        return encode(context.api_key, context.version, correlation_id, await _decided(context, request))
+
+    async def there(leader_id: int, timeout_s: float) -> bytes | bytearray:
+        reply = await _exchange(node, leader_id, frame, context.client_host, timeout_s)
+        return _INT32.pack(len(reply)) + reply if reply else HANG_UP
+
+    try:
+        reply = await _if_decided_here(node, here)
+        return reply or await node.channel.ask(here, there, _patience_s(request))
+    except ApiError as error:
+        return _refusal(context, request, correlation_id, error)
+
+
+async def answer_enveloped(context: RequestContext, frame: bytes, client_host: str) -> bytes:
+    """On the active controller: the offset and the reply's frame. Raises ApiError, MalformedFrame."""
+    header = parse_header(memoryview(frame))
+    request = _unwrapped(header, frame)
+    inner = context._replace(
+        api_key=header.api_key,
+        version=header.version,
+        client_id=None if header.client_id is None else header.client_id.decode(errors="replace"),
+        client_host=client_host,
+    )
+    try:
+        reply = encode(header.api_key, header.version, header.correlation_id, await _decided(inner, request))
+    except ApiError as error:
+        if error.code is ErrorCode.not_controller:
+            raise
+        reply = bytes(_refusal(inner, request, header.correlation_id, error))
+    return _OFFSET.pack(context.node.metadata.applied_offset) + reply[_SIZE_BYTES:]
+
+
+def call_there(node: Node, api_key: int, request: Any) -> AskThere[Any]:
+    """For a node that asks on its own behalf."""
+    from penstock.protocol.schemas import request_encoder, response_reader
+
+    version = APIS[api_key].max_version
+    frame = _frame(node, api_key, version, request, request_encoder(api_key, version))
+    is_flexible = route(api_key, version).is_flexible
+
+    async def there(leader_id: int, timeout_s: float) -> Any:
+        reply = await _exchange(node, leader_id, frame, "", timeout_s)
+        position = _INT32.size + is_flexible
+        return response_reader(api_key, version)(memoryview(reply), position)
+
+    return there
+
+
+async def _if_decided_here(node: Node, here: Callable[[], Awaitable[bytes]]) -> bytes | None:
+    # Without a cluster there is nobody to ask, and that is what some requests are about.
+    if not node.metadata.is_active and node.quorum.has_cluster:
+        return None
+    try:
+        return await here()
+    except ApiError as error:
+        if error.code is not ErrorCode.not_controller:
+            raise
+        return None
+
+
+async def _decided(context: RequestContext, request: Any) -> Any:
+    """Raises ApiError for what is refused as a whole: NOT_CONTROLLER when another node decides."""
+    response = route(context.api_key, context.version).handle(context, request)
+    return await response if inspect.isawaitable(response) else response
+
+
+async def _exchange(node: Node, leader_id: int, frame: bytes, client_host: str, timeout_s: float) -> bytes:
+    from kio.schema.envelope.v0.request import EnvelopeRequest
+
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    request = EnvelopeRequest(
+        request_data=frame, request_principal=None, client_host_address=_packed_host(client_host)
+    )
+    response = await node.peers.call(leader_id, ENVELOPE, request, timeout_s=timeout_s, purpose=_PURPOSE)
+    if response.error_code is not ErrorCode.none:
+        raise ApiError(response.error_code, f"node {leader_id} answered {response.error_code.name}")
+    data: bytes = response.response_data
+    with suppress(TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            await node.metadata.reached(_OFFSET.unpack_from(data)[0])
+    return data[_OFFSET.size :]
+
+
+def _unwrapped(header: Header, frame: bytes) -> Any:
+    api = APIS.get(header.api_key)
+    if api is None or not api.relay or not api.min_version <= header.version <= api.max_version:
+        raise MalformedFrame(f"API {header.api_key} v{header.version} is not relayed")
+    return decode(header, memoryview(frame))
+
+
+def _frame(node: Node, api_key: int, version: int, request: Any, write: Any) -> bytes:
+    import io
+
+    client_id = f"penstock-{node.node_id}".encode()
+    out = io.BytesIO()
+    out.write(struct.pack(">hhih", api_key, version, 0, len(client_id)) + client_id)
+    if route(api_key, version).is_flexible:
+        out.write(b"\x00")
+    write(out, request)
+    return out.getvalue()
+
+
+def _patience_s(request: Any) -> float:
+    asked = getattr(request, "timeout", None)
+    if not isinstance(asked, timedelta):
+        return CALL_TIMEOUT_S
+    return min(max(asked.total_seconds(), _TIMEOUT_S_MIN), _TIMEOUT_S_MAX)
+
+
+def _refusal(
+    context: RequestContext, request: Any, correlation_id: int, error: ApiError
+) -> bytes | bytearray:
+    from penstock.broker.refusals import NoPlaceForError, refusal
+
+    try:
+        response = refusal(context.api_key, context.version, request, error.code, error.message)
+    except NoPlaceForError:
+        return HANG_UP
+    return encode(context.api_key, context.version, correlation_id, response)
+
+
+def _packed_host(host: str) -> bytes:
+    from ipaddress import ip_address
+
+    try:
+        return ip_address(host).packed
+    except ValueError:
+        return b""

@@ -1,0 +1,93 @@
+"""How requests are read, who handles them, and how replies are written: one route per API and version."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from penstock.broker.apis import API_VERSIONS, APIS
+from penstock.protocol.errors import MalformedFrame
+from penstock.protocol.produce import skip_tags
+
+_HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
+HEADER_BYTES: Final = _HEADER.size
+_INT32 = struct.Struct(">i")
+
+
+class Header(NamedTuple):
+    """`client_id` is as it was sent; `position` is where it ends, and the header's tags begin if it has any."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: bytes | None
+    position: int
+
+
+class Route(NamedTuple):
+    """Built when it is first used."""
+
+    is_flexible: bool
+    is_relayed: bool
+    decode: Callable[[memoryview, int], Any]
+    encode: Callable[[io.BytesIO, Any], None]
+    handle: Callable[..., Any]
+
+
+def parse_header(frame: memoryview) -> Header:
+    """Raises MalformedFrame."""
+    try:
+        api_key, version, correlation_id, client_id_size = _HEADER.unpack_from(frame)
+    except struct.error:
+        raise MalformedFrame("request header is cut short") from None
+    position = HEADER_BYTES + max(client_id_size, 0)
+    if position > len(frame):
+        raise MalformedFrame("client id is cut short")
+    client_id = bytes(frame[HEADER_BYTES:position]) if client_id_size >= 0 else None
+    return Header(api_key, version, correlation_id, client_id, position)
+
+
+@cache
+def route(api_key: int, version: int) -> Route:
+    from penstock.protocol.schemas import request_decoder, request_is_flexible, response_encoder
+
+    api = APIS[api_key]
+    return Route(
+        request_is_flexible(api_key, version),
+        api.relay,
+        request_decoder(api_key, version),
+        response_encoder(api_key, version),
+        api.handler,
+    )
+
+
+def decode(header: Header, frame: memoryview) -> Any:
+    """The newest version's request. Raises MalformedFrame."""
+    found = route(header.api_key, header.version)
+    position = skip_header_tags(frame, header.position) if found.is_flexible else header.position
+    return found.decode(frame, position)
+
+
+def encode(api_key: int, version: int, correlation_id: int, response: Any) -> bytes:
+    """The reply with its size in front."""
+    found = route(api_key, version)
+    out = io.BytesIO()
+    out.write(b"\x00\x00\x00\x00" + _INT32.pack(correlation_id))
+    # Clients parse an ApiVersions reply before they know what we speak, so its header never changes.
+    if found.is_flexible and api_key != API_VERSIONS:
+        out.write(b"\x00")
+    found.encode(out, response)
+    with out.getbuffer() as view:
+        _INT32.pack_into(view, 0, len(view) - 4)
+    return out.getvalue()
+
+
+def skip_header_tags(frame: memoryview, position: int) -> int:
+    """Raises MalformedFrame."""
+    try:
+        return skip_tags(frame, position, len(frame))
+    except IndexError:
+        raise MalformedFrame("request header is cut short") from None
