@@ -210,6 +210,12 @@ class LogStore:
             self.logs[topic, index].truncate_to(offset, now_ms)
             self.checkpoint()
 
+    def restart_at(self, topic: str, index: int, offset: int, *, now_ms: int) -> None:
+        """Drop everything; the next batch gets this offset. As for `truncate`."""
+        with self._lock:
+            self.logs[topic, index].truncate_fully_and_start_at(offset, now_ms)
+            self.checkpoint()
+
     # Checkpoints
 
     def checkpoint(self, high_watermarks: Mapping[PartitionKey, int] | None = None) -> None:
