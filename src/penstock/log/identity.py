@@ -1,7 +1,7 @@
 """Whose data a folder holds: `meta.properties` for the node, `partition.metadata` for a topic's id."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from uuid import UUID, uuid4
@@ -18,26 +18,36 @@ class WrongOwner(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
+    """`cluster_id` is empty while the node looks for its cluster."""
+
     cluster_id: str
     node_id: int
     directory_id: UUID
 
 
-def claim(directory: Path, *, node_id: int, cluster_id: str | None) -> Owner:
-    """The owner that the folder names; a folder that names none becomes this node's. Raises WrongOwner."""
+def claim(directory: Path, *, node_id: int, cluster_id: str | None, founding: bool = True) -> Owner:
+    """The owner that the folder names; a folder that names none becomes this node's. Raises WrongOwner.
+
+    One that is `founding` gives its cluster an id at once; any other takes the id of the cluster that it joins.
+    """
     path = directory / META_PROPERTIES
     if not path.exists():
-        owner = Owner(
-            cluster_id=cluster_id or uuid_text(uuid4()), node_id=node_id, directory_id=_new_directory_id()
-        )
-        replace_durably(path, _encode(owner))
-        return owner
+        owner = Owner(cluster_id=cluster_id or "", node_id=node_id, directory_id=_new_directory_id())
+        return _save(directory, owner) if owner.cluster_id or not founding else join(directory, owner)
     owner = _decode(path)
     if owner.node_id != node_id:
         raise WrongOwner(f"{directory} belongs to node {owner.node_id}, this is node {node_id}")
+    if not owner.cluster_id and (cluster_id or founding):
+        return join(directory, owner, cluster_id)
     if cluster_id is not None and owner.cluster_id != cluster_id:
         raise WrongOwner(f"{directory} belongs to cluster {owner.cluster_id}, not to {cluster_id}")
     return owner
+
+
+def join(directory: Path, owner: Owner, cluster_id: str | None = None) -> Owner:
+    """The folder belongs to this cluster, or to a new one, from now on."""
+    assert not owner.cluster_id, f"{directory} belongs to cluster {owner.cluster_id}"
+    return _save(directory, replace(owner, cluster_id=cluster_id or uuid_text(uuid4())))
 
 
 def write_topic_id(folder: Path, topic_id: UUID) -> None:
@@ -71,11 +81,11 @@ def _new_directory_id() -> UUID:
     return candidate
 
 
-def _encode(owner: Owner) -> bytes:
-    return (
-        f"#\ncluster.id={owner.cluster_id}\ndirectory.id={uuid_text(owner.directory_id)}\n"
-        f"node.id={owner.node_id}\nversion=1\n"
-    ).encode()
+def _save(directory: Path, owner: Owner) -> Owner:
+    cluster = f"cluster.id={owner.cluster_id}\n" if owner.cluster_id else ""
+    lines = f"#\n{cluster}directory.id={uuid_text(owner.directory_id)}\nnode.id={owner.node_id}\nversion=1\n"
+    replace_durably(directory / META_PROPERTIES, lines.encode())
+    return owner
 
 
 def _decode(path: Path) -> Owner:
@@ -85,7 +95,7 @@ def _decode(path: Path) -> Owner:
         if values["version"] != "1":
             raise WrongOwner(f"{path} has version {values['version']}, only 1 is known")
         return Owner(
-            cluster_id=values["cluster.id"],
+            cluster_id=values.get("cluster.id", ""),
             node_id=int(values["node.id"]),
             directory_id=parse_uuid(values["directory.id"]),
         )

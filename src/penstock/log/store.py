@@ -90,13 +90,14 @@ class LogStore:
         descriptors_max: int = DESCRIPTORS_MAX,
         producer_expiry_ms: int = DAY_MS,
         cluster_id: str | None = None,
+        founding: bool = True,
     ) -> Self:
-        """Raises StoreLocked, WrongOwner, or OSError."""
+        """Raises StoreLocked, WrongOwner, or OSError. Not `founding`: a new folder has no cluster id yet."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         lock_fd = _lock(directory)
         try:
-            owner = identity.claim(directory, node_id=node_id, cluster_id=cluster_id)
+            owner = identity.claim(directory, node_id=node_id, cluster_id=cluster_id, founding=founding)
             files = FilePool(descriptors_max=descriptors_max)
             store = cls(
                 directory, lock_fd, owner, files, threads=threads, producer_expiry_ms=producer_expiry_ms
@@ -112,7 +113,17 @@ class LogStore:
 
     @property
     def cluster_id(self) -> str:
+        """Empty until `join_cluster`, where a node looks for its cluster first."""
         return self._owner.cluster_id
+
+    def join_cluster(self, cluster_id: str | None = None) -> None:
+        """Durable when it returns: this is the folder's cluster; None makes a new id. Raises WrongOwner."""
+        if not self._owner.cluster_id:
+            self._owner = identity.join(self.directory, self._owner, cluster_id)
+        elif cluster_id is not None and cluster_id != self._owner.cluster_id:
+            raise identity.WrongOwner(
+                f"{self.directory} belongs to cluster {self._owner.cluster_id}, not to {cluster_id}"
+            )
 
     @property
     def directory_id(self) -> UUID:

@@ -336,3 +336,27 @@ def test_a_full_disk_refuses_writes_and_recovers(tmp_path):
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert "ok" in done.stdout
+
+
+def test_a_node_that_looks_for_its_cluster_takes_its_id_once(tmp_path: Path) -> None:
+    store = opened(tmp_path, founding=False)
+    directory_id = store.directory_id
+    assert store.cluster_id == ""
+    store.close()
+    store = opened(tmp_path, founding=False)
+    assert (store.cluster_id, store.directory_id) == ("", directory_id)
+    store.join_cluster("theirs")
+    store.join_cluster("theirs")
+    with pytest.raises(WrongOwner, match="belongs to cluster theirs, not to another"):
+        store.join_cluster("another")
+    store.close()
+    store = opened(tmp_path, founding=False)
+    assert (store.cluster_id, store.directory_id) == ("theirs", directory_id)
+    store.close()
+
+
+def test_a_node_that_founds_alone_after_all_makes_an_id(tmp_path: Path) -> None:
+    opened(tmp_path, founding=False).close()
+    store = opened(tmp_path)
+    assert len(store.cluster_id) == 22
+    store.close()
