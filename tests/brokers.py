@@ -43,16 +43,28 @@ class RunningBroker:
         return host.strip("[]"), int(port)
 
 
+class Readiness:
+    """What the output of one life of a process has told: the address, or that there will be none."""
+
+    def __init__(self) -> None:
+        self.known = threading.Event()
+        self.address: str | None = None
+
+
 class BrokerProcess:
     """`penstock serve` with a data folder, which it keeps through stop, kill and restart, as it keeps its port."""
 
-    def __init__(self, data_dir: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, data_dir: Path, settings: Mapping[str, str] | None = None, log: Path | None = None
+    ) -> None:
         self.data_dir = data_dir
         self.settings = {**TEST_SETTINGS, **(settings or {})}
         self.output: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
+        self.log = log  # a file that gets all of the output, where the last lines are not enough
         self._listen = "localhost:0"
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
+        self._readiness = Readiness()
 
     def __repr__(self) -> str:
         state = f"pid {self._process.pid}" if self._process else "stopped"
@@ -72,6 +84,10 @@ class BrokerProcess:
         return self._process.pid
 
     def start(self) -> "BrokerProcess":
+        return self.launch().await_ready()
+
+    def launch(self) -> "BrokerProcess":
+        """Start it without waiting: nodes of a new cluster are ready only together."""
         assert self._process is None, f"{self} is already running"
         self.output.clear()
         self._process = subprocess.Popen(
@@ -80,10 +96,25 @@ class BrokerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=_environment(),
+            env=self._environment(),
         )
-        self._listen = self._await_ready(self._process)
+        self._readiness = Readiness()
+        reading = (self._process, self._readiness)
+        self._reader = threading.Thread(target=self._read, args=reading, name="broker-output", daemon=True)
+        self._reader.start()
         return self
+
+    def await_ready(self) -> "BrokerProcess":
+        self._readiness.known.wait(START_TIMEOUT_S)
+        if self._readiness.address is None:
+            self.kill()
+            raise AssertionError(f"the broker did not start:\n{''.join(self.output)}")
+        self._listen = self._readiness.address
+        return self
+
+    @property
+    def is_ready(self) -> bool:
+        return self._process is not None and self._readiness.address is not None
 
     def stop(self) -> int:
         """Ask it to end, as an operator would; returns the exit code."""
@@ -101,28 +132,20 @@ class BrokerProcess:
         flags = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
         return [*executable(), "serve", "--listen", self._listen, "--data-dir", str(self.data_dir), *flags]
 
-    def _await_ready(self, process: subprocess.Popen[str]) -> str:
-        """Read the output on a thread for as long as it lasts, so that a full pipe never stops the broker."""
-        ready = threading.Event()
-        found: list[str] = []
+    def _environment(self) -> dict[str, str]:
+        return environment()
 
-        def read() -> None:
-            assert process.stdout is not None
-            with process.stdout as lines:
-                for line in lines:
-                    self.output.append(line)
-                    if not found and (match := READY_LINE.search(line)):
-                        found.append(f"{match['host']}:{match['port']}")
-                        ready.set()
-            ready.set()
-
-        self._reader = threading.Thread(target=read, name=f"broker-output-{process.pid}", daemon=True)
-        self._reader.start()
-        ready.wait(START_TIMEOUT_S)
-        if not found:
-            self.kill()
-            raise AssertionError(f"the broker did not start:\n{''.join(self.output)}")
-        return found[0]
+    def _read(self, process: subprocess.Popen[str], readiness: "Readiness") -> None:
+        """Read the output for as long as it lasts, so that a full pipe never stops the broker."""
+        assert process.stdout is not None
+        with process.stdout as lines, (self.log or Path(os.devnull)).open("a", buffering=1) as log:
+            for line in lines:
+                self.output.append(line)
+                log.write(line)
+                if readiness.address is None and (match := READY_LINE.search(line)):
+                    readiness.address = f"{match['host']}:{match['port']}"
+                    readiness.known.set()
+        readiness.known.set()
 
     def _end(self, signal_number: signal.Signals) -> int:
         if self._process is None:
@@ -151,6 +174,6 @@ def external_bootstrap() -> str | None:
     return os.environ.get("PENSTOCK_TEST_BOOTSTRAP")
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Only what the test says may configure the broker, not what happens to be set outside."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
