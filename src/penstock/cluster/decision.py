@@ -1,11 +1,21 @@
 """What a decision is: records to append and replay, and the reply that is due once that is done."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from penstock.cluster.wire import MetadataRecord
 
 Reply = TypeVar("Reply", covariant=True)
+
+
+class UncleanElection(NamedTuple):
+    """A leader that may lack what was acknowledged: never decided in silence."""
+
+    topic: str
+    partition: int
+    old_leader: int  # -1 when there was none
+    leader: int
+    leader_epoch: int  # the one that begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +24,4 @@ class Decision(Generic[Reply]):
 
     records: tuple[MetadataRecord, ...]
     reply: Reply
+    unclean: tuple[UncleanElection, ...] = ()

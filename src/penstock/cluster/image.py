@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: BeginTransactionRecord, EndTransactionRecord, AbortTransactionRecord.
 _TRANSACTION_KEYS: Final = frozenset({23, 24, 25})
 
+#: What readers see; two images with the same are equal.
+_CONTENTS: Final = ("topics", "brokers", "configs", "features", "next_producer_id", "tenants")
+
 
 class ClusterImage:
     """Readers take what they need from its attributes, at any time, and change nothing."""
@@ -57,6 +60,13 @@ class ClusterImage:
         self._notes = DeltaNotes()
         self._transaction: list[MetadataRecord] | None = None
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ClusterImage):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in _CONTENTS)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __repr__(self) -> str:
         return f"<ClusterImage {len(self.topics)} topics, brokers {sorted(self.brokers)}, {self.features}>"
 
@@ -76,6 +86,10 @@ class ClusterImage:
 
     def active_brokers(self) -> list[BrokerState]:
         return [broker for broker in self.brokers.values() if broker.is_active]
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._transaction is not None
 
     # --- changing ---
 
@@ -157,7 +171,9 @@ class ClusterImage:
 
     def _partition_change(self, record: kinds.PartitionChangeRecord) -> None:
         topic = self._own_topic(record.topic_id)
-        topic.partitions[record.partition_id] = _changed(topic.partitions[record.partition_id], record)
+        topic.partitions[record.partition_id] = changed_partition(
+            topic.partitions[record.partition_id], record
+        )
         self._notes.partition_changed(topic, record.partition_id)
 
     def _config(self, record: kinds.ConfigRecord) -> None:
@@ -263,14 +279,14 @@ def _new_partition(record: kinds.PartitionRecord) -> PartitionState:
     )
 
 
-def _changed(old: PartitionState, record: kinds.PartitionChangeRecord) -> PartitionState:
+def changed_partition(old: PartitionState, record: kinds.PartitionChangeRecord) -> PartitionState:
+    """What a change leaves of a partition: a reply is made from it before the record is replayed."""
     new_leader = record.leader != kinds.NO_LEADER_CHANGE
     return PartitionState(
         replicas=_or(record.replicas, old.replicas),
         isr=_or(record.isr, old.isr),
         leader=record.leader if new_leader else old.leader,
-        # Naming a leader starts an epoch even when it is the same one: that is how a restart is told.
-        leader_epoch=old.leader_epoch + new_leader,
+        leader_epoch=next_leader_epoch(old, record),
         partition_epoch=old.partition_epoch + 1,
         directories=_or(record.directories, old.directories),
         removing_replicas=_or(record.removing_replicas, old.removing_replicas),
@@ -283,6 +299,11 @@ def _changed(old: PartitionState, record: kinds.PartitionChangeRecord) -> Partit
     )
 
 
+def next_leader_epoch(old: PartitionState, record: kinds.PartitionChangeRecord) -> int:
+    """Naming a leader starts an epoch even when it is the same one: that is how a restart is told."""
+    return old.leader_epoch + (record.leader != kinds.NO_LEADER_CHANGE)
+
+
 def _or(new: Any, old: Any) -> Any:
     return old if new is None else new
 
@@ -291,7 +312,12 @@ def _check_partition(partition: PartitionState) -> None:
     replicas = set(partition.replicas)
     assert replicas, "no replicas"
     assert len(replicas) == len(partition.replicas), partition
-    assert set(partition.isr) <= replicas, partition
+    for members in (partition.isr, partition.elr, partition.last_known_elr):
+        assert set(members) <= replicas, partition
+        assert len(set(members)) == len(members), partition
+    for members in (partition.adding_replicas, partition.removing_replicas):
+        assert set(members) <= replicas, partition
+    assert not set(partition.adding_replicas) & set(partition.removing_replicas), partition
     assert not set(partition.elr) & set(partition.isr), partition
     assert not partition.has_leader or partition.leader in partition.isr, partition
     assert len(partition.directories) == len(partition.replicas), partition

@@ -76,6 +76,13 @@ class BrokerState:
     log_dirs: tuple[UUID, ...]
 
     @property
+    def rack_or_host(self) -> str:
+        """What fails together: without a rack, all the nodes of one host."""
+        if self.rack is not None:
+            return self.rack
+        return next((f"host {endpoint.host}" for endpoint in self.endpoints.values()), "")
+
+    @property
     def is_active(self) -> bool:
         """Able to lead and to be in an in-sync set."""
         return not self.fenced and not self.in_controlled_shutdown

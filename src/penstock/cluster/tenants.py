@@ -1,5 +1,6 @@
 """The part of the image about tenants (quotas, access rules, credentials) and registered controllers."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -24,6 +25,13 @@ class TenantState:
         self.controllers: dict[int, RegisterControllerRecord] = {}
         self.credentials: dict[tuple[str, int], UserScramCredentialRecord] = {}
         self.quotas: dict[QuotaKey, dict[str, float]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TenantState):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def fork(self) -> "TenantState":
         state = TenantState()
@@ -50,6 +58,22 @@ class TenantState:
                 self.controllers[record.controller_id] = record
             case _:
                 raise AssertionError(f"no rule to replay {record!r}")
+
+    def records(self) -> Iterator[MetadataRecord]:
+        """What makes this state again."""
+        yield from self.controllers.values()
+        yield from self.credentials.values()
+        yield from self.acls.values()
+        if self.quotas:
+            yield from self._quota_records()
+
+    def _quota_records(self) -> "Iterator[ClientQuotaRecord]":
+        from penstock.cluster.tenant_records import ClientQuotaRecord, QuotaEntity
+
+        for key, limits in self.quotas.items():
+            entity = tuple(QuotaEntity(entity_type=kind, entity_name=name) for kind, name in key)
+            for name, value in limits.items():
+                yield ClientQuotaRecord(entity=entity, key=name, value=value, remove=False)
 
     def _quota(self, record: "ClientQuotaRecord") -> None:
         key = tuple(sorted((e.entity_type, e.entity_name) for e in record.entity))

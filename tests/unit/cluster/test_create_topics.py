@@ -4,7 +4,7 @@ from collections import Counter
 from uuid import UUID
 
 import pytest
-from tests.unit.cluster.clusters import CHANCE, RULES, cluster, create
+from tests.unit.cluster.clusters import CHANCE, CONTROLLER, RULES, cluster, create
 
 from penstock.cluster.controller.create_topics import NewTopic, TopicRules, create_topics
 from penstock.cluster.controller.fencing import fence_broker
@@ -154,7 +154,7 @@ def test_manual_assignments_are_kept_as_given() -> None:
 
 def test_a_fenced_broker_is_no_leader_and_not_in_sync() -> None:
     image = cluster(3)
-    image.apply(fence_broker(image, 2).records)
+    image.apply(fence_broker(image, 2, rules=CONTROLLER).records)
     create(image, NewTopic(name="t", assignments=((0, (2, 3)),)))
     partition = image.topics["t"].partitions[0]
     assert (partition.replicas, partition.isr, partition.leader) == ((2, 3), (3,), 3)

@@ -6,7 +6,7 @@ from uuid import UUID
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.unit.cluster.clusters import CHANCE, broker
+from tests.unit.cluster.clusters import CHANCE, CONTROLLER, broker
 
 from penstock.cluster.controller.alter_configs import (
     AlterResource,
@@ -51,15 +51,19 @@ class ControllerHistory(RuleBasedStateMachine):
         incarnation = epoch = len(self.log)
         self.commit(
             lambda: register_broker(
-                self.image, broker(broker_id, incarnation=incarnation), broker_epoch=epoch
+                self.image,
+                broker(broker_id, incarnation=incarnation),
+                broker_epoch=epoch,
+                silent_ms=0,
+                rules=CONTROLLER,
             )
         )
-        self.commit(lambda: unfence_broker(self.image, broker_id, broker_epoch=epoch))
+        self.commit(lambda: unfence_broker(self.image, broker_id, broker_epoch=epoch, rules=CONTROLLER))
 
     @rule(broker_id=BROKERS)
     def fence(self, broker_id: int) -> None:
         if broker_id in self.image.brokers and not self.image.brokers[broker_id].fenced:
-            self.commit(lambda: fence_broker(self.image, broker_id))
+            self.commit(lambda: fence_broker(self.image, broker_id, rules=CONTROLLER))
 
     @rule(broker_id=BROKERS)
     def unregister(self, broker_id: int) -> None:
@@ -70,7 +74,7 @@ class ControllerHistory(RuleBasedStateMachine):
             for replica in partition.replicas
         }
         if broker_id not in in_use:
-            self.commit(lambda: unregister_broker(self.image, broker_id))
+            self.commit(lambda: unregister_broker(self.image, broker_id, rules=CONTROLLER))
 
     @rule(name=NAMES, partitions=st.integers(-1, 4), replicas=st.integers(-1, 3))
     def create(self, name: str, partitions: int, replicas: int) -> None:

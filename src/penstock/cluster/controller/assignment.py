@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from uuid import UUID
 
+from penstock.cluster.controller.partition_change import default_directory
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.placement import Candidate, Draw, place_replicas
-from penstock.cluster.records import UNASSIGNED_DIRECTORY, PartitionRecord
+from penstock.cluster.records import PartitionRecord
 from penstock.protocol.errors import ApiError, ErrorCode
 
 Replicas = tuple[int, ...]
@@ -14,7 +15,7 @@ Replicas = tuple[int, ...]
 def placed(image: ClusterImage, *, partitions: int, replication_factor: int, draw: Draw) -> list[Replicas]:
     """Raises INVALID_REPLICATION_FACTOR."""
     candidates = [
-        Candidate(broker.id, broker.rack, not broker.is_active) for broker in image.brokers.values()
+        Candidate(broker.id, broker.rack_or_host, not broker.is_active) for broker in image.brokers.values()
     ]
     return place_replicas(candidates, partitions=partitions, replication_factor=replication_factor, draw=draw)
 
@@ -66,13 +67,8 @@ def _partition_record(
         leader=isr[0],
         leader_epoch=0,
         partition_epoch=0,
-        directories=tuple(_directory(image, broker) for broker in replicas),
+        directories=tuple(default_directory(image, broker) for broker in replicas),
     )
-
-
-def _directory(image: ClusterImage, broker: int) -> UUID:
-    directories = image.brokers[broker].log_dirs
-    return directories[0] if len(directories) == 1 else UNASSIGNED_DIRECTORY
 
 
 def _bad_assignment(message: str) -> ApiError:

@@ -1,87 +1,74 @@
-"""Brokers are fenced, unfenced and forgotten; leadership follows them."""
+"""Brokers are fenced, unfenced, let go and forgotten; leadership follows them."""
 
-from dataclasses import replace
+from collections.abc import Collection
 
-from penstock.cluster.controller.leadership import all_partitions, partition_change
+from penstock.cluster.controller.leadership import all_partitions, current_broker, partitions_of, registered
+from penstock.cluster.controller.partition_change import Changes
+from penstock.cluster.controller.rules import ControllerRules
 from penstock.cluster.decision import Decision
 from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import NO_LEADER, PartitionChangeRecord
 from penstock.cluster.seldom_records import BrokerRegistrationChangeRecord, UnregisterBrokerRecord
-from penstock.cluster.state import BrokerState, PartitionState, TopicState
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.cluster.state import BrokerState
 
-_FENCE, _UNFENCE = 1, -1
-
-
-def fence_broker(image: ClusterImage, broker_id: int) -> Decision[None]:
-    """It leaves every in-sync set it is not the last of, and leads nothing."""
-    broker = _registered(image, broker_id)
-    change = _registration_change(broker, _FENCE)
-    return Decision((change, *_leadership_without(image, broker_id)), None)
+_FENCE, _UNFENCE, _KEEP = 1, -1, 0
 
 
-def unfence_broker(image: ClusterImage, broker_id: int, *, broker_epoch: int) -> Decision[None]:
-    """It takes the lead where nobody had it and it is in sync. Raises STALE_BROKER_EPOCH."""
-    broker = _registered(image, broker_id)
-    if broker.epoch != broker_epoch:
-        raise ApiError(
-            ErrorCode.stale_broker_epoch,
-            f"Broker {broker_id} is at epoch {broker.epoch}, not {broker_epoch}.",
-        )
-    elections = tuple(
-        partition_change(topic, index, leader=broker_id)
-        for topic, index, partition in all_partitions(image)
-        if not partition.has_leader and broker_id in partition.isr
-    )
-    return Decision((_registration_change(broker, _UNFENCE), *elections), None)
+def fence_broker(image: ClusterImage, broker_id: int, *, rules: ControllerRules) -> Decision[None]:
+    return fence_brokers(image, (broker_id,), rules=rules)
 
 
-def unregister_broker(image: ClusterImage, broker_id: int) -> Decision[None]:
-    broker = _registered(image, broker_id)
+def fence_brokers(
+    image: ClusterImage, broker_ids: Collection[int], *, rules: ControllerRules
+) -> Decision[None]:
+    """They lead nothing and are in sync with nothing. Those that expire together are fenced together, so that
+    none of them is elected for a moment, and all that had everything stay eligible."""
+    fenced = [_registration_change(registered(image, broker), _FENCE) for broker in broker_ids]
+    changes = _without(image, broker_ids, rules)
+    return changes.decision(None, first=fenced)
+
+
+def unfence_broker(
+    image: ClusterImage, broker_id: int, *, broker_epoch: int, rules: ControllerRules
+) -> Decision[None]:
+    """It takes the lead where nobody had it and it may. Raises STALE_BROKER_EPOCH."""
+    broker = current_broker(image, broker_id, broker_epoch)
+    changes = Changes(image, rules, coming=(broker_id,))
+    for topic, index, partition in all_partitions(image):
+        if not partition.has_leader and broker_id in partition.replicas:
+            changes.add(changes.of(topic, index))
+    return changes.decision(None, first=(_registration_change(broker, _UNFENCE),))
+
+
+def begin_shutdown(image: ClusterImage, broker_id: int, *, rules: ControllerRules) -> Decision[None]:
+    """It hands over what it leads, and joins no in-sync set again, but goes on serving until it is told."""
+    broker = registered(image, broker_id)
+    leaving = _registration_change(broker, _KEEP, in_controlled_shutdown=1)
+    return _without(image, (broker_id,), rules).decision(None, first=(leaving,))
+
+
+def unregister_broker(image: ClusterImage, broker_id: int, *, rules: ControllerRules) -> Decision[None]:
+    """Its replicas stay assigned to it until they are reassigned, or it comes back."""
+    broker = registered(image, broker_id)
+    changes = _without(image, (broker_id,), rules)
     gone = UnregisterBrokerRecord(broker_id=broker.id, broker_epoch=broker.epoch)
-    return Decision((*_leadership_without(image, broker_id), gone), None)
+    return Decision((*changes.records, gone), None, tuple(changes.unclean))
 
 
-def _registered(image: ClusterImage, broker_id: int) -> BrokerState:
-    broker = image.brokers.get(broker_id)
-    if broker is None:
-        raise ApiError(
-            ErrorCode.broker_id_not_registered, f"Broker ID {broker_id} is not currently registered"
-        )
-    return broker
-
-
-def _registration_change(broker: BrokerState, fenced: int) -> BrokerRegistrationChangeRecord:
-    return BrokerRegistrationChangeRecord(broker_id=broker.id, broker_epoch=broker.epoch, fenced=fenced)
-
-
-def _leadership_without(image: ClusterImage, broker_id: int) -> list[PartitionChangeRecord]:
-    return [
-        _without(image, topic, index, partition, broker_id)
-        for topic, index, partition in all_partitions(image)
-        if broker_id in partition.isr and (len(partition.isr) > 1 or partition.leader == broker_id)
-    ]
-
-
-def _without(
-    image: ClusterImage, topic: TopicState, index: int, partition: PartitionState, gone: int
-) -> PartitionChangeRecord:
-    others = tuple(broker for broker in partition.isr if broker != gone)
-    # The last in-sync replica stays listed: it alone is known to have everything that was acknowledged.
-    change = partition_change(topic, index)
-    if others:
-        change = replace(change, isr=others)
-    if partition.leader == gone:
-        change = replace(change, leader=_first_active(image, partition.replicas, others))
-    return change
-
-
-def _first_active(image: ClusterImage, replicas: tuple[int, ...], in_sync: tuple[int, ...]) -> int:
-    return next(
-        (
-            broker
-            for broker in replicas
-            if broker in in_sync and broker in image.brokers and image.brokers[broker].is_active
-        ),
-        NO_LEADER,
+def _registration_change(
+    broker: BrokerState, fenced: int, in_controlled_shutdown: int = 0
+) -> BrokerRegistrationChangeRecord:
+    return BrokerRegistrationChangeRecord(
+        broker_id=broker.id,
+        broker_epoch=broker.epoch,
+        fenced=fenced,
+        in_controlled_shutdown=in_controlled_shutdown,
     )
+
+
+def _without(image: ClusterImage, gone: Collection[int], rules: ControllerRules) -> Changes:
+    changes = Changes(image, rules, going=gone)
+    for topic, index in partitions_of(image, gone):
+        change = changes.of(topic, index)
+        change.leave_isr(gone)
+        changes.add(change)
+    return changes
