@@ -1,0 +1,220 @@
+"""What all rules share: the node's state, and the pad on which they write their work down."""
+
+from collections.abc import Callable
+
+from penstock.protocol.errors import ErrorCode
+from penstock.raft.actions import Action, Answer, HighWatermark, LeaderChanged, SaveElection, Send, Token
+from penstock.raft.log_view import LogView
+from penstock.raft.messages import (
+    BeginEpochReply,
+    BeginEpochRequest,
+    EndEpochReply,
+    EndEpochRequest,
+    FetchReply,
+    FetchRequest,
+    FetchSnapshotReply,
+    PeerReply,
+    Reply,
+    Request,
+    VoteReply,
+    VoteRequest,
+)
+from penstock.raft.states import Campaign, Follower, Leader, Question
+from penstock.raft.values import (
+    NOBODY,
+    UNKNOWN_OFFSET,
+    Address,
+    Election,
+    OffsetAndEpoch,
+    ReplicaKey,
+    Role,
+    Timings,
+    VoterHistory,
+)
+
+
+class HistoryLost(Exception):
+    """The leader's history lacks what was committed here: this node must not go on with it."""
+
+
+class Core:
+    """State and plumbing. The rules are the classes built on it, one topic each, up to RaftNode."""
+
+    def __init__(
+        self,
+        *,
+        local: ReplicaKey,
+        is_controller: bool,
+        addresses: tuple[Address, ...],
+        log: LogView,
+        election: Election,
+        voters: VoterHistory,
+        timings: Timings,
+        draw: Callable[[int], int],
+    ) -> None:
+        """`draw(n)` gives a random number from 0 to n - 1."""
+        self.local = local
+        self.is_controller = is_controller
+        self.addresses = addresses
+        self.log = log
+        # Who led before this run does not lead now because of it.
+        self.election = Election(max(election.epoch, log.last_epoch), NOBODY, election.voted)
+        if self.election.epoch != election.epoch:
+            self.election = Election(self.election.epoch)
+        self.voters = voters
+        self.timings = timings
+        self.draw = draw
+        self.role = Role.UNATTACHED
+        self.high_watermark: int | None = log.snapshot.offset if log.snapshot else None
+        self.now_ms = 0
+        self.deadline_ms: int | None = None
+        self.question = Question()
+        #: The last epoch of which its leader itself said that it is over.
+        self.ended_epoch = -1
+        #: A change of the log was handed out, and the log view has not moved yet.
+        self.is_settling = False
+        self._follower: Follower | None = None
+        self._campaign: Campaign | None = None
+        self._leader: Leader | None = None
+        self._actions: list[Action] = []
+        self._saved = election
+        self._told = (NOBODY, -1)
+        self._last_known_leader = election.leader_id
+
+    def __repr__(self) -> str:
+        leader = f" of {self.leader_id}" if self._follower else ""
+        return (
+            f"<RaftNode {self.local.id} {self.role.value}{leader} epoch={self.epoch} "
+            f"log={self.log.start_offset}..{self.log.end_offset} high_watermark={self.high_watermark} "
+            f"{self.voters.latest}>"
+        )
+
+    # What others may ask
+
+    @property
+    def epoch(self) -> int:
+        return self.election.epoch
+
+    @property
+    def leader_id(self) -> int:
+        if self._leader:
+            return self.local.id
+        return self._follower.leader_id if self._follower else NOBODY
+
+    @property
+    def leader_addresses(self) -> tuple[Address, ...]:
+        if self._leader:
+            return self.addresses
+        return self._follower.leader_addresses if self._follower else ()
+
+    @property
+    def epoch_start_offset(self) -> int:
+        assert self._leader, "only a leader's epoch has a known start"
+        return self._leader.epoch_start_offset
+
+    @property
+    def is_voter(self) -> bool:
+        return self.voters.latest.is_voter(self.local)
+
+    @property
+    def is_electable(self) -> bool:
+        return self.is_controller and self.is_voter
+
+    @property
+    def other_voters(self) -> tuple[ReplicaKey, ...]:
+        return tuple(key for key in self.voters.latest.keys if key.id != self.local.id)
+
+    @property
+    def last(self) -> OffsetAndEpoch:
+        return OffsetAndEpoch(self.log.end_offset, self.log.last_epoch)
+
+    # The pad
+
+    def _begin(self, now_ms: int) -> None:
+        self.now_ms = max(now_ms, self.now_ms)
+        assert not self._actions
+
+    def _finish(self) -> list[Action]:
+        """All work of one event; who leads now is told last, when the rest of it has been done."""
+        self.save_before_telling()
+        told = (self.leader_id, self.epoch)
+        if told != self._told:
+            self._told = told
+            self._actions.append(LeaderChanged(*told))
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _do(self, action: Action) -> None:
+        self.save_before_telling()
+        self._actions.append(action)
+
+    def save_before_telling(self) -> None:
+        """Nothing leaves before the epoch and the vote that it rests on are durable."""
+        if (self.election.epoch, self.election.voted) != (self._saved.epoch, self._saved.voted):
+            self._saved = self.election
+            self._actions.append(SaveElection(self.election))
+
+    def _send(self, to: int | None, request: Request) -> Send:
+        send = Send(to, request)
+        self._do(send)
+        return send
+
+    def _answer(self, token: Token, reply: Reply) -> None:
+        self._do(Answer(token, reply))
+
+    def _answer_plainly(self, request: Request, token: Token, error: ErrorCode) -> None:
+        self._answer(token, self._reply_to(request, error))
+
+    def _reply_to(self, request: Request, error: ErrorCode = ErrorCode.none) -> PeerReply:
+        """A reply that says who leads, and nothing else."""
+        leader_id, addresses, epoch = self.leader_id, self.leader_addresses, self.epoch
+        if isinstance(request, VoteRequest):
+            return VoteReply(error=error, epoch=epoch, leader_id=leader_id, leader_addresses=addresses)
+        if isinstance(request, BeginEpochRequest):
+            return BeginEpochReply(error=error, epoch=epoch, leader_id=leader_id, leader_addresses=addresses)
+        if isinstance(request, EndEpochRequest):
+            return EndEpochReply(error=error, epoch=epoch, leader_id=leader_id, leader_addresses=addresses)
+        if isinstance(request, FetchRequest):
+            return self._fetch_reply(error)
+        return FetchSnapshotReply(
+            error=error,
+            epoch=epoch,
+            leader_id=leader_id,
+            leader_addresses=addresses,
+            id=request.id,
+            position=request.position,
+        )
+
+    def _fetch_reply(
+        self,
+        error: ErrorCode = ErrorCode.none,
+        *,
+        diverging: OffsetAndEpoch | None = None,
+        snapshot: OffsetAndEpoch | None = None,
+    ) -> FetchReply:
+        return FetchReply(
+            error=error,
+            epoch=self.epoch,
+            leader_id=self.leader_id,
+            leader_addresses=self.leader_addresses,
+            high_watermark=UNKNOWN_OFFSET if self.high_watermark is None else self.high_watermark,
+            log_start=self.log.start_offset,
+            diverging=diverging,
+            snapshot=snapshot,
+        )
+
+    # Times
+
+    def _random_election_timeout_ms(self) -> int:
+        return self.timings.election_timeout_ms + self.draw(self.timings.election_timeout_ms)
+
+    def _soon_ms(self) -> int:
+        """Little enough to matter to nobody, random enough that two do not stand at once."""
+        return self.now_ms + 1 + self.draw(max(1, self.timings.election_timeout_ms // 10))
+
+    # The high watermark, which only ever rises
+
+    def _raise_high_watermark(self, offset: int) -> None:
+        if self.high_watermark is None or offset > self.high_watermark:
+            self.high_watermark = offset
+            self._do(HighWatermark(offset))
