@@ -36,6 +36,8 @@ _LOOK_S: Final = 0.1
 class ControllerChannel:
     def __init__(self, node: Node) -> None:
         self._node = node
+        #: The other node that was last known to decide.
+        self.last_controller_id: int | None = None
 
     async def call(
         self,
@@ -93,6 +95,7 @@ class ControllerChannel:
         leader_id = node.quorum.leader_id
         if leader_id < 0 or leader_id == node.node_id:
             raise ApiError(ErrorCode.not_controller, "no controller is known")
+        self.last_controller_id = leader_id
         return await self._while_it_leads(leader_id, there(leader_id, left_s))
 
     async def _while_it_leads(self, leader_id: int, asking: Coroutine[Any, Any, Answer]) -> Answer:

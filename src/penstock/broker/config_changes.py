@@ -1,4 +1,4 @@
-"""Changing settings on behalf of this node, through the metadata log."""
+"""Changing settings, by the active controller."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from penstock.broker.settings_table import NODE_SETTINGS
 from penstock.broker.topic_settings import node_layers
 from penstock.cluster.controller.alter_configs import AlterResource, AlterResult, ConfigRules
 from penstock.cluster.decision import Decision
-from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -21,11 +20,6 @@ async def alter_in_cluster(
     node: Node, alter: Alter, resources: Sequence[AlterResource], validate_only: bool
 ) -> tuple[AlterResult, ...]:
     rules = ConfigRules(node_settings=NODE_SETTINGS, node=node_layers(node.settings, node.image))
-    try:
-        return await node.metadata.propose(
-            lambda image: alter(image, resources, rules=rules, validate_only=validate_only)
-        )
-    except ApiError as error:
-        return tuple(
-            AlterResult(resource=item.resource, error=error.code, message=error.message) for item in resources
-        )
+    return await node.metadata.propose(
+        lambda image: alter(image, resources, rules=rules, validate_only=validate_only)
+    )

@@ -2,22 +2,207 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from penstock.broker.leader_care import LeaderCare
+from penstock.broker.registration import with_feature_levels
+from penstock.broker.topic_settings import node_layers
+from penstock.cluster.controller.brokers import BrokerRegistration, register_broker
+from penstock.cluster.controller.fencing import fence_brokers
+from penstock.cluster.controller.heartbeats import Heartbeat, HeartbeatReply, heartbeat
+from penstock.cluster.controller.rules import ControllerRules
+from penstock.cluster.controller.sessions import BrokerSessions
+from penstock.cluster.decision import Decision, UncleanElection
+from penstock.cluster.effective import Layer
+from penstock.cluster.image import ClusterImage
+from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
+
+logger = logging.getLogger("penstock.controller")
+
+Reply = TypeVar("Reply")
+
+#: How often there is a look at what nobody asks for.
+_LOOK_S: Final = 0.5
+_LOOK_S_MIN: Final = 0.02
 
 
 class Controller:
     """Built on every node; at work only between `became_active` and `became_inactive`."""
 
     def __init__(self, node: Node) -> None:
+        settings = node.settings
         self._node = node
+        self._heartbeat_ms = settings.integer("broker.heartbeat.interval.ms")
+        self.sessions = BrokerSessions(
+            session_timeout_ms=settings.integer("broker.session.timeout.ms"),
+            fetch_timeout_ms=settings.integer("controller.quorum.fetch.timeout.ms"),
+        )
+        self._layers: tuple[Layer, ...] | None = None
+        self._rules = ControllerRules()
+        self._care = LeaderCare(node, self)
+        self._watching: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Controller {'active' if self._watching else 'inactive'} {self.sessions}>"
+
+    # -- life ----------------------------------------------------------------------------------------
 
     def became_active(self) -> None:
         """This node's decisions count from now on: `node.metadata` says so, in the loop."""
-        raise NotImplementedError
+        node = self._node
+        self.became_inactive()
+        node.metrics.controller_elections += 1
+        self.sessions.elected(node.image, self._now_ms(), node.channel.last_controller_id)
+        self._care.started()
+        self._watching = node.spawn(self._watch())
 
     def became_inactive(self) -> None:
         """Another node decides, or nobody does; also called when the node stops."""
-        raise NotImplementedError
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    # -- deciding ------------------------------------------------------------------------------------
+
+    def rules(self) -> ControllerRules:
+        """The settings of the cluster as they are now."""
+        layers = node_layers(self._node.settings, self._node.image)
+        if layers != self._layers:
+            self._layers = layers
+            self._rules = ControllerRules(node=layers, heartbeat_interval_ms=self._heartbeat_ms)
+        return self._rules
+
+    async def propose(self, decide: Callable[[ClusterImage], Decision[Reply]]) -> Reply:
+        """As `node.metadata.propose`; elections that may lose something are reported once they are committed."""
+        unclean: tuple[UncleanElection, ...] = ()
+
+        def noting(image: ClusterImage) -> Decision[Reply]:
+            nonlocal unclean
+            decision = decide(image)
+            unclean = decision.unclean
+            return decision
+
+        reply = await self._node.metadata.propose(noting)
+        for election in unclean:
+            self._report(election)
+        return reply
+
+    async def propose_if_needed(self, decide: Callable[[ClusterImage], Decision[Reply]]) -> Reply:
+        """What changes nothing now is not put in the queue."""
+        decision = decide(self._node.image)
+        return await self.propose(decide) if decision.records else decision.reply
+
+    def _report(self, election: UncleanElection) -> None:
+        self._node.metrics.unclean_elections += 1
+        logger.warning(
+            "unclean election: what only others had is lost",
+            extra={
+                "topic": election.topic,
+                "partition": election.partition,
+                "old_leader": election.old_leader,
+                "leader": election.leader,
+                "epoch": election.leader_epoch,
+            },
+        )
+
+    # -- brokers -------------------------------------------------------------------------------------
+
+    async def register(self, registration: BrokerRegistration, *, previous_epoch: int) -> int:
+        """The broker's epoch. It was clean only if it ended as the incarnation that the cluster knows."""
+        node = self._node
+        broker_id = registration.broker_id
+
+        def decide(image: ClusterImage) -> Decision[int]:
+            known = image.brokers.get(broker_id)
+            was_clean = previous_epoch >= 0 and (known is None or known.epoch == previous_epoch)
+            joined = register_broker(
+                image,
+                replace(registration, was_clean=was_clean),
+                broker_epoch=node.metadata.next_offset,
+                silent_ms=self._silent_ms(registration),
+                rules=self.rules(),
+            )
+            return with_feature_levels(image, joined, raise_them=False)
+
+        epoch = await self.propose(decide)
+        self.sessions.contacted(broker_id, epoch, self._now_ms())
+        logger.info("broker registered", extra={"broker": broker_id, "epoch": epoch})
+        return epoch
+
+    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        """Raises NOT_CONTROLLER, STALE_BROKER_EPOCH."""
+        node = self._node
+        if not node.metadata.is_active:
+            raise ApiError(ErrorCode.not_controller)
+
+        def decide(image: ClusterImage) -> Decision[HeartbeatReply]:
+            return heartbeat(
+                image, self.sessions, beat, committed_offset=node.metadata.applied_offset, rules=self.rules()
+            )
+
+        self._contacted(beat)
+        return await self.propose_if_needed(decide)
+
+    def _contacted(self, beat: Heartbeat) -> None:
+        """It is alive from its arrival on, however long decisions take."""
+        known = self._node.image.brokers.get(beat.broker_id)
+        if known is not None and known.epoch == beat.broker_epoch:
+            self.sessions.contacted(
+                beat.broker_id, beat.broker_epoch, self._now_ms(), metadata_offset=beat.metadata_offset
+            )
+
+    def _silent_ms(self, registration: BrokerRegistration) -> int | None:
+        """None: the incarnation before is known to be gone, because this very process holds its folder's lock."""
+        node = self._node
+        own_folder = registration.log_dirs == (node.store.directory_id,)
+        if registration.broker_id == node.node_id and own_folder:
+            return None
+        return self.sessions.silent_ms(registration.broker_id, self._now_ms()) or 0
+
+    # -- watching ------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            pause_s = self._pause_s()
+            started_ms = self._now_ms()
+            await asyncio.sleep(pause_s)
+            try:
+                self._forgive_own_pause(self._now_ms() - started_ms - pause_s * 1000)
+                await self._fence_silent()
+                await self._care.look(self._now_ms())
+            except ApiError as error:
+                # Nothing has changed, or another node decides by now: the next look sees.
+                logger.info("decision not made", extra={"reason": error.message or error.code.name})
+
+    def _pause_s(self) -> float:
+        deadline_ms = self.sessions.next_deadline_ms()
+        if deadline_ms is None:
+            return _LOOK_S
+        return min(max((deadline_ms - self._now_ms()) / 1000, _LOOK_S_MIN), _LOOK_S)
+
+    def _forgive_own_pause(self, late_ms: float) -> None:
+        """Who has stood still has heard nobody, whether they were alive or not."""
+        if late_ms > self._heartbeat_ms:
+            logger.warning("this node stood still", extra={"ms": round(late_ms)})
+            self.sessions.elected(self._node.image, self._now_ms())
+
+    async def _fence_silent(self) -> None:
+        def decide(image: ClusterImage) -> Decision[None]:
+            silent = self.sessions.expired(image, self._now_ms())
+            return fence_brokers(image, silent, rules=self.rules()) if silent else Decision((), None)
+
+        silent = self.sessions.expired(self._node.image, self._now_ms())
+        if silent:
+            logger.warning("fencing brokers that are silent", extra={"brokers": silent})
+            await self.propose(decide)
+            self._node.metrics.brokers_fenced += len(silent)
+
+    def _now_ms(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1000)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.cluster.controller.producer_ids import ProducerIdBlock, allocate_producer_ids
+from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
+
+_ALLOCATE_PRODUCER_IDS: Final = 67
+#: Shorter than a client waits for its answer.
+_PATIENCE_S: Final = 5.0
+_LATER: Final = frozenset(
+    {ErrorCode.not_controller, ErrorCode.request_timed_out, ErrorCode.stale_broker_epoch}
+)
 
 
 class ProducerIds:
@@ -20,7 +28,7 @@ class ProducerIds:
         self._refill = asyncio.Lock()
 
     async def fresh(self) -> int:
-        """Raises ApiError when the metadata log cannot be written."""
+        """Raises ApiError: COORDINATOR_LOAD_IN_PROGRESS while no controller can be reached."""
         if self._next == self._end:
             async with self._refill:
                 if self._next == self._end:
@@ -30,8 +38,29 @@ class ProducerIds:
         return producer_id
 
     async def _block(self) -> ProducerIdBlock:
+        node = self._node
+        try:
+            if node.metadata.is_active:
+                return await self._allocate(node.image.brokers[node.node_id].epoch)
+            return await self._ask_for_block()
+        except ApiError as error:
+            if error.code in _LATER:
+                # Every client tries again after this one, and none after the others.
+                raise ApiError(ErrorCode.coordinator_load_in_progress, error.message) from None
+            raise
+
+    async def _allocate(self, epoch: int) -> ProducerIdBlock:
         broker_id = self._node.node_id
-        epoch = self._node.image.brokers[broker_id].epoch
         return await self._node.metadata.propose(
             lambda image: allocate_producer_ids(image, broker_id=broker_id, broker_epoch=epoch)
         )
+
+    async def _ask_for_block(self) -> ProducerIdBlock:
+        from kio.schema.allocate_producer_ids.v0.request import AllocateProducerIdsRequest
+
+        node = self._node
+        request = AllocateProducerIdsRequest(broker_id=node.node_id, broker_epoch=node.lifecycle.broker_epoch)
+        response = await node.channel.call(_ALLOCATE_PRODUCER_IDS, request, _PATIENCE_S)
+        if response.error_code is not ErrorCode.none:
+            raise ApiError(response.error_code)
+        return ProducerIdBlock(response.producer_id_start, response.producer_id_len)

@@ -1,11 +1,11 @@
-"""Creating topics on behalf of this node: its rules, its randomness, through the metadata log."""
+"""Creating topics: by the active controller with its rules and its randomness, from any node through it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from penstock.broker.topic_settings import node_integer, node_layers
@@ -16,25 +16,46 @@ from penstock.cluster.controller.create_topics import (
     TopicRules,
     create_topics,
 )
-from penstock.protocol.errors import ErrorCode
+from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
 
+CREATE_TOPICS: Final = 19
 _CHANCE = Chance(draw=random.randrange, fresh_id=uuid4)
 
 
 async def create_topics_in_cluster(
     node: Node, topics: Sequence[NewTopic], *, validate_only: bool = False
 ) -> tuple[TopicResult, ...]:
-    """Returns once the topics can be written to. Raises ApiError when the metadata log cannot be written."""
+    """From any node. Returns once this one shows the topics. Raises ApiError when nothing was decided."""
+    if node.metadata.is_active:
+        try:
+            return await decide_topics(node, topics, validate_only=validate_only)
+        except ApiError as error:
+            if error.code is not ErrorCode.not_controller:
+                raise
+    response = await node.channel.call(CREATE_TOPICS, _request(topics, validate_only))
+    return tuple(_result(topic) for topic in response.topics)
+
+
+async def decide_topics(
+    node: Node, topics: Sequence[NewTopic], *, validate_only: bool = False
+) -> tuple[TopicResult, ...]:
+    """On the active controller. Raises ApiError: NOT_CONTROLLER when it is another one."""
     results = await node.metadata.propose(
         lambda image: create_topics(
             image, topics, rules=_rules(node), chance=_CHANCE, validate_only=validate_only
         )
     )
-    without_room = {topic for topic, _ in node.partitions.refused}
+    without_room = refused_here(node)
     return tuple(_no_room(result) if result.name in without_room else result for result in results)
+
+
+def refused_here(node: Node) -> set[str]:
+    """Topics with a partition that this node alone should hold, and its disk does not take."""
+    refused = ((topic, node.image.partition(topic, index)) for topic, index in node.partitions.refused)
+    return {topic for topic, state in refused if state is not None and state.replicas == (node.node_id,)}
 
 
 def _no_room(result: TopicResult) -> TopicResult:
@@ -43,6 +64,40 @@ def _no_room(result: TopicResult) -> TopicResult:
         return result
     message = "the topic was created, but the disk refuses its partitions; they follow once it does not"
     return replace(result, error=ErrorCode.kafka_storage_error, message=message)
+
+
+def _request(topics: Sequence[NewTopic], validate_only: bool) -> Any:
+    from kio.schema.create_topics.v7 import request as schema
+
+    return schema.CreateTopicsRequest(
+        topics=tuple(
+            schema.CreatableTopic(
+                name=topic.name,
+                num_partitions=topic.partitions,
+                replication_factor=topic.replication_factor,
+                assignments=tuple(
+                    schema.CreatableReplicaAssignment(partition_index=index, broker_ids=replicas)
+                    for index, replicas in topic.assignments
+                ),
+                configs=tuple(
+                    schema.CreatableTopicConfig(name=name, value=value) for name, value in topic.configs
+                ),
+            )
+            for topic in topics
+        ),
+        validate_only=validate_only,
+    )
+
+
+def _result(topic: Any) -> TopicResult:
+    return TopicResult(
+        name=topic.name,
+        error=topic.error_code,
+        message=topic.error_message,
+        topic_id=topic.topic_id,
+        partitions=topic.num_partitions,
+        replication_factor=topic.replication_factor,
+    )
 
 
 def _rules(node: Node) -> TopicRules:

@@ -1,4 +1,8 @@
-"""ApiVersions (key 18), v0-4. The reply's header never turns flexible; an unknown version gets v0 and the list."""
+"""ApiVersions (key 18), v0-4. The reply's header never turns flexible; an unknown version gets v0 and the list.
+
+A node that is controller only does not list what needs partitions. Who asks for it nevertheless is told that they are
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +54,7 @@ def _response(node: Node, version: int, error: ErrorCode) -> Any:
                 api_key=a.key, min_version=ADVERTISED_MIN.get(a.key, a.min_version), max_version=a.max_version
             )
             for a in APIS.values()
+            if node.settings.is_broker or not a.broker_only
         ),
         throttle_time=timedelta(0),
         supported_features=tuple(

@@ -10,32 +10,28 @@ from typing import Any
 from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
 
 from penstock.broker.context import RequestContext
+from penstock.broker.topic_creation import refused_here
 from penstock.cluster.controller.create_partitions import (
     MorePartitions,
     PartitionsResult,
     create_partitions,
 )
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ErrorCode
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     topics = [_more_partitions(topic) for topic in request.topics]
     partitions_max = ctx.node.settings.integer("penstock.create.topics.partitions.max")
-    try:
-        results = await ctx.node.metadata.propose(
-            lambda image: create_partitions(
-                image,
-                topics,
-                partitions_max=partitions_max,
-                draw=random.randrange,
-                validate_only=request.validate_only,
-            )
+    results = await ctx.node.metadata.propose(
+        lambda image: create_partitions(
+            image,
+            topics,
+            partitions_max=partitions_max,
+            draw=random.randrange,
+            validate_only=request.validate_only,
         )
-    except ApiError as error:
-        results = tuple(
-            PartitionsResult(name=topic.name, error=error.code, message=error.message) for topic in topics
-        )
-    without_room = {topic for topic, _ in ctx.node.partitions.refused}
+    )
+    without_room = refused_here(ctx.node)
     results = tuple(_no_room(result) if result.name in without_room else result for result in results)
     return CreatePartitionsResponse(
         throttle_time=timedelta(0),

@@ -1,7 +1,7 @@
-"""CreateTopics (key 19), v2-7. Each topic is answered on its own, after it can be written to.
+"""CreateTopics (key 19), v2-7. Each topic is answered on its own, once the node that was asked shows it.
 
-From v5 on the answer carries the topic's settings with their sources, and from v7 its id. The timeout is not
-needed: the answer waits only for this node's disk.
+From v5 on the answer carries the topic's settings with their sources, and from v7 its id. What is not said in the
+request is taken from the active controller's settings. The timeout is how long a controller is looked for.
 """
 
 from __future__ import annotations
@@ -16,17 +16,13 @@ from kio.schema.create_topics.v7.response import (
 )
 
 from penstock.broker.context import RequestContext
-from penstock.broker.topic_creation import create_topics_in_cluster
+from penstock.broker.topic_creation import decide_topics
 from penstock.cluster.controller.create_topics import NewTopic, TopicResult
-from penstock.protocol.errors import ApiError
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     topics = [_new_topic(topic) for topic in request.topics]
-    try:
-        results = await create_topics_in_cluster(ctx.node, topics, validate_only=request.validate_only)
-    except ApiError as error:
-        results = tuple(TopicResult(name=t.name, error=error.code, message=error.message) for t in topics)
+    results = await decide_topics(ctx.node, topics, validate_only=request.validate_only)
     return CreateTopicsResponse(
         throttle_time=timedelta(0), topics=tuple(_result(result) for result in results)
     )

@@ -8,7 +8,7 @@ from typing import Any, Final
 from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTopicsResponse
 
 from penstock.broker.context import RequestContext
-from penstock.cluster.controller.delete_topics import DeletedTopic, TopicRef, delete_topics
+from penstock.cluster.controller.delete_topics import TopicRef, delete_topics
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _REFS_FROM: Final = 6
@@ -17,14 +17,8 @@ _DISABLED_HAS_ITS_CODE_FROM: Final = 3
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     topics = _asked(ctx, request)
-    try:
-        _refuse_when_disabled(ctx)
-        results = await ctx.node.metadata.propose(lambda image: delete_topics(image, topics))
-    except ApiError as error:
-        results = tuple(
-            DeletedTopic(name=topic.name, id=topic.id, error=error.code, message=error.message)
-            for topic in topics
-        )
+    _refuse_when_disabled(ctx)
+    results = await ctx.node.metadata.propose(lambda image: delete_topics(image, topics))
     return DeleteTopicsResponse(
         throttle_time=timedelta(0),
         responses=tuple(

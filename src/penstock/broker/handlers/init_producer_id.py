@@ -20,6 +20,8 @@ _NONE = -1
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
         _refuse_impossible(request)
+        if not ctx.node.settings.is_broker:
+            raise ApiError(ErrorCode.coordinator_not_available)
         return _response(ErrorCode.none, await ctx.node.producer_ids.fresh(), 0)
     except ApiError as error:
         return _response(error.code, _NONE, _NONE)

@@ -1,0 +1,87 @@
+"""AlterPartition (key 56), v3. A leader asks for another in-sync set; only the active controller answers.
+
+Each partition is answered on its own, with its state once that is committed. A reassignment whose replicas are all
+in sync is completed by it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from kio.schema.alter_partition.v3.response import AlterPartitionResponse, PartitionData, TopicData
+
+from penstock.broker.context import RequestContext
+from penstock.cluster.controller.alter_partition import (
+    AlterPartition,
+    AlterPartitionResult,
+    IsrMember,
+    alter_partitions,
+)
+from penstock.protocol.errors import ApiError, ErrorCode
+
+_NONE = -1
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    controller = ctx.node.controller
+    items = [_item(topic, partition) for topic in request.topics for partition in topic.partitions]
+    try:
+        results = await controller.propose(
+            lambda image: alter_partitions(
+                image,
+                items,
+                broker_id=request.broker_id,
+                broker_epoch=request.broker_epoch,
+                rules=controller.rules(),
+            )
+        )
+    except ApiError as error:
+        return AlterPartitionResponse(throttle_time=timedelta(0), error_code=error.code, topics=())
+    return AlterPartitionResponse(
+        throttle_time=timedelta(0), error_code=ErrorCode.none, topics=_topics(results)
+    )
+
+
+def _item(topic: Any, partition: Any) -> AlterPartition:
+    return AlterPartition(
+        topic_id=topic.topic_id or UUID(int=0),
+        partition=partition.partition_index,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+        isr=tuple(
+            IsrMember(member.broker_id, member.broker_epoch) for member in partition.new_isr_with_epochs
+        ),
+        leader_recovering=partition.leader_recovery_state == 1,
+    )
+
+
+def _topics(results: Iterable[AlterPartitionResult]) -> tuple[Any, ...]:
+    by_topic: defaultdict[UUID, list[Any]] = defaultdict(list)
+    for result in results:
+        by_topic[result.topic_id].append(_partition(result))
+    return tuple(TopicData(topic_id=id, partitions=tuple(found)) for id, found in by_topic.items())
+
+
+def _partition(result: AlterPartitionResult) -> Any:
+    state = result.state
+    if state is None:
+        return PartitionData(
+            partition_index=result.partition,
+            error_code=result.error,
+            leader_id=_NONE,
+            leader_epoch=_NONE,
+            partition_epoch=_NONE,
+        )
+    return PartitionData(
+        partition_index=result.partition,
+        error_code=result.error,
+        leader_id=state.leader,
+        leader_epoch=state.leader_epoch,
+        isr=state.isr,
+        leader_recovery_state=int(state.leader_recovering),
+        partition_epoch=state.partition_epoch,
+    )

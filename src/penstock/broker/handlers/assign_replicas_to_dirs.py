@@ -1,0 +1,73 @@
+"""AssignReplicasToDirs (key 73), v0. A broker says where its replicas are; only the active controller answers.
+
+The directory id 2 says that a copy is lost or damaged: it leaves the in-sync set, and may not lead before it has been
+fetched again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from kio.schema.assign_replicas_to_dirs.v0.response import (
+    AssignReplicasToDirsResponse,
+    DirectoryData,
+    PartitionData,
+    TopicData,
+)
+
+from penstock.broker.context import RequestContext
+from penstock.cluster.controller.lost_replicas import (
+    DirectoryAssignment,
+    DirectoryResult,
+    assign_replicas_to_dirs,
+)
+from penstock.protocol.errors import ApiError, ErrorCode
+
+_NONE = UUID(int=0)
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    controller = ctx.node.controller
+    items = [
+        DirectoryAssignment(topic.topic_id or _NONE, partition.partition_index, directory.id_ or _NONE)
+        for directory in request.directories
+        for topic in directory.topics
+        for partition in topic.partitions
+    ]
+    try:
+        results = await controller.propose(
+            lambda image: assign_replicas_to_dirs(
+                image,
+                items,
+                broker_id=request.broker_id,
+                broker_epoch=request.broker_epoch,
+                rules=controller.rules(),
+            )
+        )
+    except ApiError as error:
+        return AssignReplicasToDirsResponse(throttle_time=timedelta(0), error_code=error.code, directories=())
+    return AssignReplicasToDirsResponse(
+        throttle_time=timedelta(0), error_code=ErrorCode.none, directories=_directories(results)
+    )
+
+
+def _directories(results: Iterable[DirectoryResult]) -> tuple[Any, ...]:
+    found: defaultdict[UUID, defaultdict[UUID, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    for result in results:
+        found[result.directory][result.topic_id].append(
+            PartitionData(partition_index=result.partition, error_code=result.error)
+        )
+    return tuple(
+        DirectoryData(
+            id_=directory,
+            topics=tuple(
+                TopicData(topic_id=topic_id, partitions=tuple(partitions))
+                for topic_id, partitions in topics.items()
+            ),
+        )
+        for directory, topics in found.items()
+    )

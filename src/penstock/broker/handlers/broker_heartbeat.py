@@ -1,0 +1,39 @@
+"""BrokerHeartbeat (key 63), v0-1. A broker says that it lives, how far it follows, and whether it wants in or out.
+
+Only the active controller answers. A broker that is replaced or forgotten gets STALE_BROKER_EPOCH and registers anew.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from kio.schema.broker_heartbeat.v1.response import BrokerHeartbeatResponse
+
+from penstock.broker.context import RequestContext
+from penstock.cluster.controller.heartbeats import Heartbeat
+from penstock.protocol.errors import ApiError, ErrorCode
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    try:
+        reply = await ctx.node.controller.heartbeat(
+            Heartbeat(
+                broker_id=request.broker_id,
+                broker_epoch=request.broker_epoch,
+                metadata_offset=request.current_metadata_offset,
+                want_fence=request.want_fence,
+                want_shutdown=request.want_shut_down,
+            )
+        )
+    except ApiError as error:
+        return BrokerHeartbeatResponse(
+            throttle_time=timedelta(0), error_code=error.code, should_shut_down=False
+        )
+    return BrokerHeartbeatResponse(
+        throttle_time=timedelta(0),
+        error_code=ErrorCode.none,
+        is_caught_up=reply.is_caught_up,
+        is_fenced=reply.is_fenced,
+        should_shut_down=reply.should_shut_down,
+    )

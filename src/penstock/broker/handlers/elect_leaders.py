@@ -1,0 +1,63 @@
+"""ElectLeaders (key 43), v0-2. Preferred leaders, or from v1 on somebody at any price; answered by the controller.
+
+An unclean election may lose what was acknowledged: it happens only where an operator asks for it here, or the topic
+allows it, and each one is logged and counted. No partitions named: all that need it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from kio.schema.elect_leaders.v2.response import ElectLeadersResponse, PartitionResult, ReplicaElectionResult
+
+from penstock.broker.context import RequestContext
+from penstock.cluster.controller.elect_leaders import ElectionResult, ElectionType, elect_leaders
+from penstock.cluster.delta import TopicPartition
+from penstock.protocol.errors import ApiError, ErrorCode
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    controller = ctx.node.controller
+    election = _election(request)
+    partitions = _asked(request)
+    results = await controller.propose(
+        lambda image: elect_leaders(image, partitions, election=election, rules=controller.rules())
+    )
+    return ElectLeadersResponse(
+        throttle_time=timedelta(0),
+        error_code=ErrorCode.none,
+        replica_election_results=_topics(results),
+    )
+
+
+def _election(request: Any) -> ElectionType:
+    try:
+        return ElectionType(request.election_type)
+    except ValueError:
+        raise ApiError(
+            ErrorCode.invalid_request, f"There is no election of type {request.election_type}"
+        ) from None
+
+
+def _asked(request: Any) -> list[TopicPartition] | None:
+    if request.topic_partitions is None:
+        return None
+    return [
+        TopicPartition(topic.topic, index) for topic in request.topic_partitions for index in topic.partitions
+    ]
+
+
+def _topics(results: Iterable[ElectionResult]) -> tuple[Any, ...]:
+    by_topic: defaultdict[str, list[Any]] = defaultdict(list)
+    for result in results:
+        by_topic[result.topic].append(
+            PartitionResult(
+                partition_id=result.partition, error_code=result.error, error_message=result.message
+            )
+        )
+    return tuple(
+        ReplicaElectionResult(topic=topic, partition_result=tuple(found)) for topic, found in by_topic.items()
+    )

@@ -1,0 +1,125 @@
+"""Leaders where they belong: the active controller gives leadership back and internal topics their replicas."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.cluster.controller.balance import balance_leaders, raise_internal_topics
+from penstock.cluster.controller.elect_leaders import elect_where_leaderless
+from penstock.cluster.controller.leadership import all_partitions
+from penstock.cluster.image import ClusterImage
+
+if TYPE_CHECKING:
+    from penstock.broker.controller import Controller
+    from penstock.broker.node import Node
+
+logger = logging.getLogger("penstock.controller")
+
+#: Leaders that move at one time; a client of each has to find the new one.
+_BATCH: Final = 200
+#: A broker that has just come may be about to go again.
+_SETTLING_MS: Final = 2000
+
+
+class _Incarnation(NamedTuple):
+    broker: int
+    epoch: int
+
+
+class LeaderCare:
+    def __init__(self, node: Node, controller: Controller) -> None:
+        settings = node.settings
+        self._node = node
+        self._controller = controller
+        self._balances = settings.boolean("auto.leader.rebalance.enable")
+        self._interval_ms = settings.integer("leader.imbalance.check.interval.seconds") * 1000
+        self._percentage_max = settings.integer("leader.imbalance.per.broker.percentage")
+        self._internal_replicas = settings.integer("offsets.topic.replication.factor")
+        self.started()
+
+    def started(self) -> None:
+        """A new controller does not know who has just come, and looks at everyone once."""
+        self._coming: dict[_Incarnation, int] = {}  # since when they are active
+        self._settled: set[_Incarnation] = set()
+        self._due_ms: int | None = None
+        self._seen: ClusterImage | None = None
+
+    async def look(self, now_ms: int) -> None:
+        image = self._node.image
+        if image is not self._seen:
+            await self._elect_where_allowed()
+            self._seen = image
+        settling = self._settling(image, now_ms)
+        if settling:
+            await self._receive(image, settling)
+        if self._due_ms is None:
+            self._due_ms = now_ms + self._interval_ms
+        if now_ms >= self._due_ms:
+            self._due_ms = now_ms + self._interval_ms
+            await self._balance_if_lopsided(image)
+
+    async def _elect_where_allowed(self) -> None:
+        """A setting may allow by now what was refused when the last leader went."""
+        await self._controller.propose_if_needed(
+            lambda image: elect_where_leaderless(image, rules=self._controller.rules(), partitions_max=_BATCH)
+        )
+
+    def _settling(self, image: ClusterImage, now_ms: int) -> list[_Incarnation]:
+        """Those who came a while ago and have not been given their leaderships back."""
+        active = {_Incarnation(broker.id, broker.epoch) for broker in image.active_brokers()}
+        self._settled &= active
+        coming = active - self._settled
+        self._coming = {each: self._coming.get(each, now_ms) for each in coming}
+        return [each for each, since_ms in self._coming.items() if now_ms - since_ms >= _SETTLING_MS]
+
+    async def _receive(self, image: ClusterImage, settling: list[_Incarnation]) -> None:
+        await self._raise_internal_topics()
+        lagging = _lagging(image)
+        complete = [each for each in settling if each.broker not in lagging]
+        if complete and (not self._balances or await self._balance() < _BATCH):
+            self._settled.update(complete)
+
+    async def _raise_internal_topics(self) -> None:
+        raised = await self._controller.propose_if_needed(
+            lambda image: raise_internal_topics(
+                image, self._internal_replicas, rules=self._controller.rules(), partitions_max=_BATCH
+            )
+        )
+        if raised:
+            logger.info("internal topics get more replicas", extra={"partitions": raised})
+
+    async def _balance_if_lopsided(self, image: ClusterImage) -> None:
+        if self._balances and is_lopsided(image, self._percentage_max):
+            await self._balance()
+
+    async def _balance(self) -> int:
+        moved = await self._controller.propose_if_needed(
+            lambda image: balance_leaders(image, rules=self._controller.rules(), partitions_max=_BATCH)
+        )
+        if moved:
+            logger.info("leaders moved to their preferred replicas", extra={"partitions": moved})
+        return moved
+
+
+def is_lopsided(image: ClusterImage, percentage_max: int) -> bool:
+    """For some broker, others lead more than this share of the partitions that are its own to lead."""
+    own: Counter[int] = Counter()
+    led_by_others: Counter[int] = Counter()
+    for _, _, partition in all_partitions(image):
+        preferred = partition.replicas[0]
+        own[preferred] += 1
+        led_by_others[preferred] += partition.leader != preferred
+    return any(100 * led_by_others[broker] > percentage_max * count for broker, count in own.items())
+
+
+def _lagging(image: ClusterImage) -> set[int]:
+    """Brokers with a replica that is not in sync, but for those that are only being added."""
+    return {
+        replica
+        for _, _, partition in all_partitions(image)
+        if len(partition.isr) < len(partition.replicas)
+        for replica in partition.replicas
+        if replica not in partition.isr and replica not in partition.adding_replicas
+    }
