@@ -7,7 +7,7 @@ DATA ?= data
 LISTEN ?= localhost:9092
 HTTP ?= localhost:9644
 
-.PHONY: setup up test lint bench fuzz clean
+.PHONY: setup up test lint bench fuzz chaos clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,9 @@ bench: setup
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED))
+
+chaos: setup
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

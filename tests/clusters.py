@@ -74,6 +74,11 @@ class NodeProcess(BrokerProcess):
     def is_running(self) -> bool:
         return self._process is not None
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of a node that has ended without being told to."""
+        return None if self._process is None else self._process.poll()
+
     def launch(self) -> "NodeProcess":
         power.condense(self.journal)
         self.journal.touch()

@@ -85,6 +85,12 @@ GOOD: dict[str, list[Op]] = {
         Op("m1", "info", "commit", "t", [[0, 9]]),
         *committed([0, 5]),
     ],
+    "a commit of unknown outcome that comes late": [
+        Op("m1", "invoke", "commit", "t", [[0, 5]]),
+        Op("m1", "info", "commit", "t", [[0, 5]]),
+        *commit([0, 9]),
+        *committed([0, 5]),
+    ],
 }
 
 BAD: dict[str, tuple[str, list[Op]]] = {
@@ -203,6 +209,12 @@ class TestAcksOne:
         verdict = checker.check(history, weak_topics=["t"])
         assert verdict.is_clean
         assert verdict.reported == {"acks=1 acknowledged": 3, "acks=1 lost": 1, "acks=1 duplicated": 1}
+
+    def test_a_lost_offset_may_be_given_again(self) -> None:
+        history = [*send([0, 0, 1]), *send([0, 0, 2]), *poll([0, 0, 2])]
+        verdict = checker.check(history, weak_topics=["t"])
+        assert verdict.is_clean
+        assert verdict.reported["acks=1 lost"] == 1
 
     def test_readers_may_not_disagree(self) -> None:
         history = [*unsure([0, 1], [0, 2]), *poll([0, 0, 1]), *poll([0, 0, 2], by="c2")]

@@ -73,6 +73,10 @@ class Progress:
         return worst
 
 
+class ClientGaveUp(Exception):
+    """A client that may not go on: the cluster has broken a promise to it."""
+
+
 class Client:
     """A thread that does its rounds until it is told to end; an error that no round expects ends the campaign."""
 
@@ -121,8 +125,8 @@ class Writer(Client):
         self._next = number << 40
         self._in_flight: Counter[int] = Counter()
         self._done: dict[str, list[list[int]]] = {"ok": [], "fail": [], "info": []}
-        self._producer = self._connect()
         self.fatal: list[str] = []
+        self._producer = self._connect()
 
     def _connect(self) -> Producer:
         promise = {"acks": "all", "enable.idempotence": True} if self._topic == STRONG else {"acks": 1}
@@ -131,11 +135,15 @@ class Writer(Client):
     def _erred(self, error: KafkaError) -> None:
         self.heard(error)
         if error.fatal():
-            self.fatal.append(f"{self.name}: {error.str()}")
+            self.failure = ClientGaveUp(f"{self.name}: {error.str()}")
+            self.fatal.append(error.str())
 
     def work(self) -> None:
         while not self.stopping.is_set() and not self.fatal:
-            self._burst()
+            try:
+                self._burst()
+            except KafkaException as error:
+                self._erred(error.args[0])
             self._producer.poll(PACE_S)
             self._report()
         self._finish()
