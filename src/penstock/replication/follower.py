@@ -146,8 +146,11 @@ class FollowerRules:
         return log.epoch_at(offset - 1) if offset > log.start_offset else -1
 
     def _is_current(self, asked: FetchPosition, log: FollowerLog) -> bool:
-        """Asked in this epoch, and the log has not moved since: it neither grew nor was truncated."""
-        return asked.leader_epoch == self.leader_epoch and asked.offset == log.end_offset
+        """What would be asked now, of a log that has not moved since: it neither grew nor was truncated.
+
+        An answer that comes twice may find the log at the offset it was asked for, but with another history.
+        """
+        return asked.offset == log.end_offset and asked[:3] == self.position(log)[:3]
 
     def _continued(self, answer: FetchAnswer, log: FollowerLog) -> list[FollowerAction]:
         actions: list[FollowerAction] = [Append()] if answer.has_records else []

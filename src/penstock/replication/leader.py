@@ -181,13 +181,13 @@ class LeaderRules:
     # -- the in-sync set -----------------------------------------------------------------------------
 
     def wanted_isr(self, now_ms: int, is_eligible: Callable[[int, int], bool]) -> IsrProposal | None:
-        """The change to ask the controller for, if any; the same one again when its outcome is unknown.
+        """The change to ask the controller for, if any; for the same one again when its outcome is unknown.
 
         `is_eligible(broker id, broker epoch)`: unfenced, not shutting down, and the epoch is its current one.
         """
         self._now_ms = now_ms
         if self._proposal is not None:
-            return None if self._in_flight or self._awaits_image else self._proposal
+            return None if self._in_flight or self._awaits_image else self._once_more(self._proposal)
         wanted = (self.isr - self._lagging(now_ms)) | self._joining(is_eligible)
         if wanted == self.isr:
             return None
@@ -197,6 +197,7 @@ class LeaderRules:
         """The proposal is being sent: from now on its members count, whatever becomes of it."""
         assert not self._in_flight, "one change at a time"
         assert (proposal.leader_epoch, proposal.partition_epoch) == (self.leader_epoch, self.partition_epoch)
+        assert self.proposed in (None, proposal.members), "another change may have been made already"
         self._proposal = proposal
         self.proposed = proposal.members
         self._in_flight = True
@@ -344,6 +345,13 @@ class LeaderRules:
 
     def _is_lagging(self, follower: _Follower, now_ms: int) -> bool:
         return follower.offset < self._known_end and now_ms - follower.caught_up_ms > self.lag_ms_max
+
+    def _once_more(self, proposal: IsrProposal) -> IsrProposal:
+        """For the same members, who count anyway, but in their present lives if those have what it takes."""
+        joining = (self._followers.get(member) for member in proposal.members - self.isr - {self.local_id})
+        if not all(follower is not None and self._may_join(follower) for follower in joining):
+            return proposal
+        return proposal._replace(isr=self._with_epochs(proposal.members))
 
     def _with_epochs(self, members: frozenset[int]) -> tuple[tuple[int, int], ...]:
         """The leader itself, and members not heard of yet, go with -1: the controller knows."""
