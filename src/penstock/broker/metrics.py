@@ -22,11 +22,14 @@ class Histogram:
 
 
 class TopicTraffic:
-    __slots__ = ("bytes_in", "bytes_out", "fetches", "messages_in", "messages_out")
+    __slots__ = (
+        "acks", "bytes_in", "bytes_out", "fetches", "messages_in", "messages_out", "replica_bytes_out",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.bytes_in = self.bytes_out = self.messages_in = self.messages_out = 0
-        self.fetches = 0
+        self.fetches = self.replica_bytes_out = 0
+        self.acks = Histogram()
 
 
 class Metrics:
@@ -37,7 +40,14 @@ class Metrics:
         self.connections_refused = 0
         self.malformed_frames = 0
         self.internal_errors = 0
+        # Counted by the active controller.
+        self.controller_elections = 0
+        self.brokers_fenced = 0
+        self.unclean_elections = 0
         self.flushes = Histogram()
+        self.isr_shrinks = self.isr_expands = 0
+        self.unclean_leaderships = 0  # taken on here after an unclean election
+        self.replicas_lost = 0  # copies here that were gone or damaged
 
     def observe_request(self, api_key: int, seconds: float) -> None:
         histogram = self.requests.get(api_key)

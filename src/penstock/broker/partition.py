@@ -1,7 +1,8 @@
-"""One partition this node leads: appends, the high watermark, and who waits for it.
+"""One partition of which this node has a replica: its role, appends, the high watermark, and who waits for it.
 
-Under flush policy `ack` the high watermark is what is synced, so that neither a producer's acks=all nor a
-consumer ever sees a record that a power loss could take back.
+Under flush policy `ack` a replica counts for what it has synced, so that neither a producer's acks=all nor a
+consumer ever sees a record that a power loss could take back. A leader without followers has nobody to ask: its
+high watermark is what it has itself. With followers, `leading` decides.
 """
 
 from __future__ import annotations
@@ -10,20 +11,33 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from enum import Enum
+from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
 from penstock.broker.flusher import Flusher
 from penstock.broker.metrics import Metrics
 from penstock.cluster.names import is_internal
+from penstock.cluster.records import NO_LEADER
+from penstock.log.positions import LogPosition
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.log.log import Appended, Log, LogPosition
-
+    from penstock.broker.leading import FollowerWaiter, Leading
+    from penstock.cluster.state import PartitionState
+    from penstock.log.log import Appended, Log
 
 #: More than any reader waits for.
 _WAKE_ALL: Final = 1 << 62
+#: The place of a follower's high watermark: nobody reads there.
+_SOMEWHERE: Final = -1
+
+
+class Role(Enum):
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    OFFLINE = "offline"  # nobody leads, or this node has not been told yet
 
 
 class FetchWaiter(Protocol):
@@ -38,17 +52,27 @@ class Partition:
         "_flushes_on_ack",
         "_metrics",
         "_retired",
+        "_sync_waiters",
+        "_waiting_since",
         "codec",
+        "epoch_start_offset",
+        "followers",
         "high",
         "index",
+        "is_being_moved_here",
         "is_compacted",
         "is_internal",
+        "is_leader",
+        "isr_needed",
         "isr_size",
         "last_turn",
         "leader_epoch",
+        "leader_id",
+        "leading",
         "log",
         "min_insync_replicas",
-        "replica_count",
+        "replicas",
+        "role",
         "takes_turns",
         "topic",
         "topic_id",
@@ -62,28 +86,39 @@ class Partition:
         topic: str,
         topic_id: UUID,
         index: int,
-        leader_epoch: int,
         executor: Executor,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
         behind_bytes_max: int = 0,
+        high_watermark: int | None = None,
+        min_insync_replicas: int = 1,
     ) -> None:
+        """`high_watermark` is what was saved of it; None where the only copy is here, so that all of it counts."""
         self.log = log
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
         self.is_internal = is_internal(topic)
-        self.leader_epoch = leader_epoch
-        self.isr_size = self.replica_count = 1
-        self.min_insync_replicas = 1
+        self.role = Role.OFFLINE
+        self.is_leader = self.is_being_moved_here = False
+        self.leader_id, self.leader_epoch = NO_LEADER, -1
+        self.epoch_start_offset = log.end_offset
+        self.replicas: tuple[int, ...] = ()
+        self.isr_size = 0
+        self.min_insync_replicas = self.isr_needed = min_insync_replicas
+        self.leading: Leading | None = None
         self.traffic = metrics.traffic(topic)
         # After recovery everything that is left is on disk: the log was read back from it.
-        self.high: LogPosition = log.end
+        self.high = log.end if high_watermark is None else self._bounded(high_watermark)
         self.last_turn: asyncio.Task[None] | None = None
+        #: The fetch sessions of followers at this partition.
+        self.followers: set[FollowerWaiter] = set()
         self._metrics = metrics
         self._retired = False
         self._commit_waiters: deque[tuple[int, Callable[[ApiError | None], None]]] = deque()
+        self._waiting_since = 0.0  # when the oldest of them came, about
         self._fetch_waiters: set[FetchWaiter] = set()
+        self._sync_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._flusher = Flusher(
             log,
             executor=executor,
@@ -95,7 +130,31 @@ class Partition:
         self.configured()
 
     def __repr__(self) -> str:
-        return f"<Partition {self.topic}-{self.index} epoch {self.leader_epoch} {self.log!r}>"
+        return (
+            f"<Partition {self.topic}-{self.index} {self.role.value} epoch {self.leader_epoch} "
+            f"high {self.high.offset} {self.log!r}>"
+        )
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.topic, self.index
+
+    @property
+    def has_enough_replicas(self) -> bool:
+        return self.isr_size >= self.isr_needed
+
+    @property
+    def is_replicated(self) -> bool:
+        return len(self.replicas) > 1
+
+    @property
+    def durable_offset(self) -> int:
+        """Up to here this replica keeps its word: through a power loss under flush policy `ack`."""
+        return self._durable.offset
+
+    @property
+    def _durable(self) -> LogPosition:
+        return self.log.synced if self._flushes_on_ack else self.log.end
 
     @property
     def high_watermark(self) -> int:
@@ -134,14 +193,97 @@ class Partition:
         self.is_compacted = config.cleanup_compact
         self.codec = None if config.compression_type == "producer" else config.compression_type
         self._choose_path()
-        if not self._flushes_on_ack:
-            self._advance(self.log.end)
-        elif self.log.synced.offset < self.log.end.offset:
+        self._durable_moved()
+        if self._flushes_on_ack and self.log.synced.offset < self.log.end.offset:
             self._flusher.request()  # what an easier policy has let through is made good
+
+    def set_min_insync_replicas(self, count: int) -> None:
+        self.min_insync_replicas = count
+        self.isr_needed = min(count, max(len(self.replicas), 1))
+        if self.leading is not None:
+            self.leading.configured(count)
 
     @property
     def is_retired(self) -> bool:
         return self._retired
+
+    # -- roles ---------------------------------------------------------------------------------------
+
+    def lead(self, state: PartitionState, *, local_id: int, lag_ms_max: int) -> None:
+        """This node leads. Raises ApiError when the log cannot be read where its high watermark is."""
+        is_new = not self.is_leader or state.leader_epoch != self.leader_epoch
+        if is_new:
+            self.high = self._placed()
+            if not (self.is_leader and state.leader_epoch == self.leader_epoch + 1):
+                # Another may have led in between, so what was waited for may be gone.
+                self._let_waiters_go()
+            self.epoch_start_offset = self.log.end_offset
+            self.leading = None
+        self._take_role(Role.LEADER, state, local_id)
+        if state.replicas == state.isr == (local_id,):
+            self.leading = None
+            self._durable_moved()
+        elif self.leading is None:
+            from penstock.broker.leading import Leading
+
+            self.leading = Leading(self, state, local_id=local_id, lag_ms_max=lag_ms_max)
+            self.leading.follow_rules()
+        else:
+            self.leading.changed(state)
+        if is_new:
+            self._wake_readers()
+
+    def follow(self, state: PartitionState, *, local_id: int) -> None:
+        """Another broker leads, or nobody does."""
+        is_new = self.is_leader or state.leader_epoch != self.leader_epoch
+        self.leading = None
+        self._take_role(Role.FOLLOWER if state.has_leader else Role.OFFLINE, state, local_id)
+        if is_new:
+            self._let_waiters_go()
+            self._wake_readers()
+
+    def _take_role(self, role: Role, state: PartitionState, local_id: int) -> None:
+        self.role = role
+        self.is_leader = role is Role.LEADER
+        self.leader_id, self.leader_epoch = state.leader, state.leader_epoch
+        self.replicas, self.isr_size = state.replicas, len(state.isr)
+        self.isr_needed = min(self.min_insync_replicas, len(state.replicas))
+        self.is_being_moved_here = local_id in state.adding_replicas
+
+    def in_sync_changed(self, before: frozenset[int], after: frozenset[int]) -> None:
+        """The controller has made it so, and the rules know."""
+        self.isr_size = len(after)
+        self._metrics.isr_shrinks += not before <= after
+        self._metrics.isr_expands += not after <= before
+
+    def check_leader(self, leader_epoch: int = -1) -> None:
+        """Raises ApiError: this node does not lead, or not in the epoch that was asked for."""
+        if not self.is_leader:
+            raise ApiError(ErrorCode.not_leader_or_follower)
+        if leader_epoch >= 0 and leader_epoch != self.leader_epoch:
+            is_old = leader_epoch < self.leader_epoch
+            raise ApiError(ErrorCode.fenced_leader_epoch if is_old else ErrorCode.unknown_leader_epoch)
+
+    # -- following -----------------------------------------------------------------------------------
+
+    def follower_high_watermark(self, offset: int) -> None:
+        """What the leader says is committed, as far as it is durable here. For a follower only."""
+        if self.role is Role.FOLLOWER and offset > self.high.offset:
+            self.high = self._bounded(offset)
+
+    def truncated(self) -> None:
+        """The log was cut back, or begun anew further on."""
+        self.high = self._bounded(self.high.offset)
+
+    def _bounded(self, offset: int) -> LogPosition:
+        end = self.log.end
+        if offset >= end.offset:
+            return end
+        return LogPosition(max(offset, self.log.start_offset), _SOMEWHERE, _SOMEWHERE)
+
+    def _placed(self) -> LogPosition:
+        high = self._bounded(self.high.offset) if self.high.segment_base == _SOMEWHERE else self.high
+        return self.log.position_of(high.offset) if high.segment_base == _SOMEWHERE else high
 
     # -- writing -------------------------------------------------------------------------------------
 
@@ -169,8 +311,8 @@ class Partition:
 
     def append_internal(self, batch: bytearray, now_ms: int) -> int:
         """Append a batch of our own making; returns its last offset. Raises ApiError."""
-        if self._retired:
-            raise ApiError(ErrorCode.not_leader_or_follower, "partition is closed")
+        if self._retired or not self.is_leader:
+            raise ApiError(ErrorCode.not_leader_or_follower, "this node does not lead the partition")
         appended = self.log.append(
             memoryview(batch), leader_epoch=self.leader_epoch, now_ms=now_ms, internal=True
         )
@@ -181,29 +323,71 @@ class Partition:
         traffic = self.traffic
         traffic.bytes_in += size
         traffic.messages_in += appended.last_offset - appended.base_offset + 1
+        leading = self.leading
+        if leading is not None:
+            leading.appended(appended.end, size)
         if self._flushes_on_ack:
             self._flusher.request()
         else:
             self._flusher.appended(size)
-            self._advance(appended.end, size)
+            if leading is None:
+                self.advance(appended.end, size)
+            else:
+                leading.local_moved()
 
     def flush(self) -> None:
         """Sync in the background, whatever the policy."""
         self._flusher.request()
 
+    async def synced(self, offset: int) -> None:
+        """Returns once the disk has everything below `offset`. Raises ApiError when the partition is closed."""
+        if self.log.synced.offset >= offset:
+            return
+        if self._retired:
+            raise _closed()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sync_waiters.append((offset, future))
+        self._flusher.request()
+        await future
+
     def _on_synced(self) -> None:
+        if self._sync_waiters:
+            self._let_sync_waiters_go()
         if self._flushes_on_ack:
-            self._advance(self.log.synced)
+            self._durable_moved()
+
+    def _let_sync_waiters_go(self) -> None:
+        reached = self.log.synced.offset
+        waiting, self._sync_waiters = self._sync_waiters, []
+        for offset, future in waiting:
+            if future.done():
+                continue
+            if self._retired:
+                future.set_exception(_closed())
+            elif offset <= reached:
+                future.set_result(None)
+            else:
+                self._sync_waiters.append((offset, future))
+
+    def _durable_moved(self) -> None:
+        if self.leading is not None:
+            self.leading.local_moved()
+        elif self.is_leader:
+            self.advance(self._durable)
 
     # -- the high watermark --------------------------------------------------------------------------
 
-    def _advance(self, to: LogPosition, size: int | None = None) -> None:
+    def advance(self, to: LogPosition, size: int | None = None) -> None:
+        """Everything before `to` is committed. By the leader only."""
         before = self.high
         if to.offset <= before.offset:
             return
         self.high = to
-        while self._commit_waiters and self._commit_waiters[0][0] < to.offset:
-            self._commit_waiters.popleft()[1](None)
+        if self._commit_waiters and self._commit_waiters[0][0] < to.offset:
+            self._release(to.offset)
+        if self.followers:
+            for follower in tuple(self.followers):
+                follower.high_watermark_moved()
         if self._fetch_waiters:
             if to.segment_base != before.segment_base:
                 size = _WAKE_ALL  # a read ends with its segment, so waiting for more would not bring more
@@ -212,18 +396,31 @@ class Partition:
             for waiter in tuple(self._fetch_waiters):
                 waiter.bytes_arrived(size)
 
+    def _release(self, high_watermark: int) -> None:
+        waiters, now = self._commit_waiters, perf_counter()
+        # One measurement for all that are released together: the longest wait of them.
+        self.traffic.acks.observe(now - self._waiting_since)
+        self._waiting_since = now
+        while waiters and waiters[0][0] < high_watermark:
+            waiters.popleft()[1](None)
+
     def when_committed(self, offset: int, call: Callable[[ApiError | None], None]) -> None:
-        """Call once the high watermark has passed `offset`, or with an error once it never will."""
-        if offset < self.high.offset:
+        """Call once the high watermark has passed `offset`, or with an error once it never will.
+
+        Whoever leads no more has nothing to say, whatever its own high watermark is.
+        """
+        if self._retired or not self.is_leader:
+            call(_closed())
+        elif offset < self.high.offset:
             call(None)
-        elif self._retired:
-            call(ApiError(ErrorCode.not_leader_or_follower, "partition is closed"))
         else:
+            if not self._commit_waiters:
+                self._waiting_since = perf_counter()
             self._commit_waiters.append((offset, call))
 
     async def committed(self, offset: int) -> None:
         """Raises ApiError when the partition goes away first."""
-        if offset < self.high.offset:
+        if offset < self.high.offset and self.is_leader:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -235,8 +432,16 @@ class Partition:
         await future
 
     async def settled(self) -> None:
-        """What was appended before this call is committed, so that an acks=1 publisher finds its records counted."""
-        await self.committed(self.log.end.offset - 1)
+        """What is read of the high watermark after this is no older than what was committed before.
+
+        The only replica waits for its own disk, so that an acks=1 publisher finds its records counted. One with
+        followers does not wait for them, but a new leader does not know yet what the one before had committed:
+        then raises OFFSET_NOT_AVAILABLE.
+        """
+        if self.leading is None:
+            await self.committed(self.log.end.offset - 1)
+        elif not self.leading.rules.has_reached_epoch_start:
+            raise ApiError(ErrorCode.offset_not_available, "the new leader is still finding out")
 
     def watch(self, waiter: FetchWaiter) -> None:
         self._fetch_waiters.add(waiter)
@@ -244,15 +449,35 @@ class Partition:
     def unwatch(self, waiter: FetchWaiter) -> None:
         self._fetch_waiters.discard(waiter)
 
+    def watch_end(self, follower: FollowerWaiter) -> None:
+        self.followers.add(follower)
+
+    def unwatch_end(self, follower: FollowerWaiter) -> None:
+        self.followers.discard(follower)
+
+    def start_moved(self) -> None:
+        """Retention or DeleteRecords took the oldest records: readers are told with their next answer."""
+        for waiter in (*self._fetch_waiters, *self.followers):
+            waiter.bytes_arrived(0)
+
     async def close(self) -> None:
-        """The topic is gone or the node stops: nobody may wait for ever, and the files are let go of."""
-        self._retire()
+        """The replica is gone or the node stops: nobody may wait for ever, and the files are let go of."""
+        self._retired = True
+        self.role, self.is_leader, self.leading = Role.OFFLINE, False, None
+        self._let_waiters_go()
+        self._let_sync_waiters_go()
+        self._wake_readers()
         await self._flusher.close()
 
-    def _retire(self) -> None:
-        self._retired = True
-        error = ApiError(ErrorCode.not_leader_or_follower, "partition is closed")
-        while self._commit_waiters:
-            self._commit_waiters.popleft()[1](error)
-        for waiter in tuple(self._fetch_waiters):
+    def _let_waiters_go(self) -> None:
+        waiting, self._commit_waiters = self._commit_waiters, deque()
+        for _, call in waiting:
+            call(_closed())
+
+    def _wake_readers(self) -> None:
+        for waiter in (*self._fetch_waiters, *self.followers):
             waiter.bytes_arrived(_WAKE_ALL)
+
+
+def _closed() -> ApiError:
+    return ApiError(ErrorCode.not_leader_or_follower, "this node does not lead the partition any more")

@@ -1,24 +1,29 @@
-"""The partitions on this node, made and unmade only by what the image says."""
+"""The partitions on this node, made and unmade, and given their roles, only by what the image says."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from penstock.broker.flusher import end_process
-from penstock.broker.partition import Partition
+from penstock.broker.losses import Key, Losses, has_peers, is_damage, is_owed
+from penstock.broker.partition import Partition, Role
 from penstock.broker.topic_settings import log_config, node_layers
+from penstock.broker.topology import absence
 from penstock.cluster.delta import ImageDelta
 from penstock.cluster.effective import Effective, effective_topic_settings
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.names import CLUSTER_METADATA
-from penstock.cluster.state import ResourceType, TopicState
+from penstock.cluster.records import NO_LEADER
+from penstock.cluster.state import PartitionState, ResourceType, TopicState
+from penstock.log.recovery import CorruptLog
 from penstock.log.store import Wanted
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -27,9 +32,6 @@ if TYPE_CHECKING:
     from penstock.log.store import OpenReport
 
 logger = logging.getLogger("penstock.partitions")
-
-#: Topic and partition.
-Key = tuple[str, int]
 
 
 class PartitionTable:
@@ -40,6 +42,7 @@ class PartitionTable:
         self.by_raw_id: dict[bytes, dict[int, Partition]] = {}
         #: In the image but not here yet, because the disk refused them; housekeeping tries again.
         self.refused: set[Key] = set()
+        self.lost = Losses(node)
 
     def __iter__(self) -> Iterator[Partition]:
         return iter([p for partitions in self.by_raw_name.values() for p in partitions.values()])
@@ -51,15 +54,24 @@ class PartitionTable:
         found = self.by_raw_name.get(topic.encode())
         return None if found is None else found.get(index)
 
+    def led(self, topic: str, index: int) -> Partition | None:
+        partition = self.get(topic, index)
+        return partition if partition is not None and partition.is_leader else None
+
     def find(self, topic: str, index: int, leader_epoch: int = -1) -> Partition:
-        """Raises ApiError: unknown, or asked for under another leader epoch."""
+        """One that this node leads. Raises ApiError: unknown, led elsewhere, or under another leader epoch."""
         partition = self.get(topic, index)
         if partition is None:
-            raise ApiError(ErrorCode.unknown_topic_or_partition)
-        if leader_epoch >= 0 and leader_epoch != partition.leader_epoch:
-            is_old = leader_epoch < partition.leader_epoch
-            raise ApiError(ErrorCode.fenced_leader_epoch if is_old else ErrorCode.unknown_leader_epoch)
+            found = self._node.image.topics.get(topic)
+            raise absence(found, index, by_id=False, node_id=self._node.node_id)
+        partition.check_leader(leader_epoch)
         return partition
+
+    def high_watermarks(self) -> dict[Key, int]:
+        """What is saved of them: a leader without followers does not need it."""
+        return {p.key: p.high.offset for p in self if p.is_replicated}
+
+    # -- following the image -------------------------------------------------------------------------
 
     async def apply(self, delta: ImageDelta, image: ClusterImage) -> None:
         """Follow the image: deletions first, since a name may have been taken again.
@@ -73,34 +85,96 @@ class PartitionTable:
             topic = image.topics[name]
             state = topic.partitions[index]
             partition = self.get(name, index)
-            if partition is not None:
-                partition.leader_epoch = state.leader_epoch
-                partition.isr_size, partition.replica_count = len(state.isr), len(state.replicas)
-            elif self._node.node_id in state.replicas:
+            if self._node.node_id not in state.replicas:
+                await self._remove((name, index))
+            elif partition is None or self._is_to_be_replaced((name, index), state):
                 wanted[name, index] = topic
+            else:
+                await self._take_role(partition, state)
         await self._open(wanted, image)
         for resource in delta.configs_changed:
             self._reconfigure(image, resource.type, resource.name)
 
+    async def _take_role(self, partition: Partition, state: PartitionState) -> None:
+        node, was_following = self._node, partition.role is Role.FOLLOWER
+        if was_following and state.leader in (node.node_id, NO_LEADER):
+            await node.fetchers.unfollow(partition)
+        if state.leader == node.node_id:
+            self._lead(partition, state)
+            return
+        partition.follow(state, local_id=node.node_id)
+        if state.has_leader:
+            node.fetchers.follow(partition)
+
+    def _lead(self, partition: Partition, state: PartitionState) -> None:
+        is_new = not partition.is_leader or partition.leader_epoch != state.leader_epoch
+        lag_ms_max = self._node.settings.integer("replica.lag.time.max.ms")
+        try:
+            partition.lead(state, local_id=self._node.node_id, lag_ms_max=lag_ms_max)
+        except ApiError as error:
+            partition.follow(replace(state, leader=NO_LEADER), local_id=self._node.node_id)
+            self.unreadable(partition, error)
+        if is_new and state.leader_recovering:
+            self._node.metrics.unclean_leaderships += 1
+            logger.warning(
+                "leading after an unclean election",
+                extra={"partition": _name(partition.key), "from": partition.log.end_offset},
+            )
+
     async def try_again(self, image: ClusterImage) -> list[Key]:
         """Make what the disk refused before; returns what is there now. With the metadata log's turn held."""
-        wanted = {key: image.topics[key[0]] for key in self.refused if key[0] in image.topics}
+        wanted = {key: image.topics[key[0]] for key in self.refused if self._is_mine(image, key)}
         self.refused.clear()
         await self._open(wanted, image)
         return [key for key in wanted if self.get(*key) is not None]
 
+    def _is_mine(self, image: ClusterImage, key: Key) -> bool:
+        state = image.partition(*key)
+        return state is not None and self._node.node_id in state.replicas
+
+    # -- opening -------------------------------------------------------------------------------------
+
     async def _open(self, wanted: dict[Key, TopicState], image: ClusterImage) -> None:
+        wanted = await self._without_lost(wanted)
         if not wanted:
             return
         settings = {name: self._settings_of(image, name) for name in {name for name, _ in wanted}}
-        configs = {name: self._log_config(effective) for name, effective in settings.items()}
-        report = await self._node.in_thread(self._open_logs, wanted, configs)
-        for (name, index), log in report.opened.items():
-            partition = self._adopt(wanted[name, index], index, log)
-            partition.min_insync_replicas = _min_insync_replicas(settings[name])
+        report = await self._open_logs(wanted, settings)
         self.refused |= {key for key, error in report.failed.items() if isinstance(error, OSError)}
+        again: dict[Key, TopicState] = {}
+        for key, error in report.failed.items():
+            if has_peers(wanted[key].partitions[key[1]]):
+                self._lose(key, str(error))
+                if isinstance(error, CorruptLog):
+                    again[key] = wanted[key]
+        await self._open(again, image)
 
-    def _open_logs(self, wanted: dict[Key, TopicState], configs: dict[str, LogConfig]) -> OpenReport:
+    async def _without_lost(self, wanted: dict[Key, TopicState]) -> dict[Key, TopicState]:
+        """What was lost is begun anew where others have it, and not touched where they do not."""
+        states = {key: topic.partitions[key[1]] for key, topic in wanted.items()}
+        replaced = {key for key, state in states.items() if self._is_to_be_replaced(key, state)}
+        for key in replaced:
+            await self._give_up(key)
+        if wanted and self._node.state == "starting":
+            here = {*await self._node.in_thread(self._node.store.stored), *replaced}
+            for key, state in states.items():
+                if key not in here and is_owed(state, self._node.node_id):
+                    self._lose(key, "the folder is missing")
+        return {key: topic for key, topic in wanted.items() if key not in self.lost or key in self.refused}
+
+    async def _open_logs(
+        self, wanted: dict[Key, TopicState], settings: dict[str, dict[str, Effective]]
+    ) -> OpenReport:
+        configs = {name: self._log_config(settings[name]) for name in {name for name, _ in wanted}}
+        report = await self._node.in_thread(self._open_in_store, wanted, configs)
+        for (name, index), log in report.opened.items():
+            topic = wanted[name, index]
+            partition = self._adopt(topic, index, log, _min_insync_replicas(settings[name]))
+            self.lost.forget((name, index))
+            await self._take_role(partition, topic.partitions[index])
+        return report
+
+    def _open_in_store(self, wanted: dict[Key, TopicState], configs: dict[str, LogConfig]) -> OpenReport:
         logs = {key: Wanted(topic.id, configs[key[0]]) for key, topic in wanted.items()}
         try:
             return self._node.store.open_or_create_these(logs, now_ms=self._node.now_ms())
@@ -108,24 +182,85 @@ class PartitionTable:
             end_process(error)
             raise
 
-    def _adopt(self, topic: TopicState, index: int, log: Log) -> Partition:
+    def _adopt(self, topic: TopicState, index: int, log: Log, min_insync_replicas: int) -> Partition:
         """Serve a log that is open already."""
-        state = topic.partitions[index]
+        has_followers = has_peers(topic.partitions[index])
+        saved = self._node.store.high_watermarks.get((topic.name, index), 0)
         partition = Partition(
             log,
             topic=topic.name,
             topic_id=topic.id,
             index=index,
-            leader_epoch=state.leader_epoch,
             executor=self._node.sync_executor,
             behind_bytes_max=self._node.settings.integer("penstock.write.behind.bytes"),
             metrics=self._node.metrics,
             loop=asyncio.get_running_loop(),
+            high_watermark=saved if has_followers else None,
+            min_insync_replicas=min_insync_replicas,
         )
-        partition.isr_size, partition.replica_count = len(state.isr), len(state.replicas)
         self.by_raw_name.setdefault(topic.name.encode(), {})[index] = partition
         self.by_raw_id[topic.id.bytes] = self.by_raw_name[topic.name.encode()]
         return partition
+
+    # -- losses --------------------------------------------------------------------------------------
+
+    def unreadable(self, partition: Partition, error: ApiError) -> None:
+        """A file below the high watermark is missing or damaged: others have it, if there are others."""
+        if is_damage(error) and partition.is_replicated:
+            self._lose(partition.key, error.message or error.code.name)
+
+    def _lose(self, key: Key, reason: str) -> None:
+        if self.lost.add(key, reason) and self._node.state != "starting":
+            self._node.spawn(self.lost.report())
+
+    def _is_to_be_replaced(self, key: Key, state: PartitionState) -> bool:
+        return key in self.lost and key not in self.refused and self.lost.is_replaceable(key, state)
+
+    async def _give_up(self, key: Key) -> None:
+        """The copy here is not needed any more; it stays in the folder under another name."""
+        await self._close(key)
+        try:
+            await self._node.in_thread(self._keep_aside, key)
+        except OSError as error:
+            logger.error("log not set aside", extra={"partition": _name(key), "reason": str(error)})
+        else:
+            self.lost.forget(key)
+
+    def _keep_aside(self, key: Key) -> None:
+        if key in self._node.store.stored():
+            self._node.store.keep_aside(*key)
+
+    # -- removing ------------------------------------------------------------------------------------
+
+    async def _remove(self, key: Key) -> None:
+        """This node is no replica any more."""
+        is_here = self.get(*key) is not None or key in self.lost or key in self._node.store.failed
+        self.refused.discard(key)
+        self.lost.forget(key)
+        if not is_here:
+            return
+        await self._close(key)
+        folders = await self._node.in_thread(self._set_aside_stored, {key})
+        self._node.spawn(self._purge(folders))
+
+    async def _close(self, key: Key) -> None:
+        partitions = self.by_raw_name.get(key[0].encode(), {})
+        partition = partitions.pop(key[1], None)
+        if partition is None:
+            return
+        if not partitions:
+            del self.by_raw_name[key[0].encode()]
+            self.by_raw_id.pop(partition.topic_id.bytes, None)
+            self._node.metrics.topics.pop(key[0], None)
+        await self._close_partition(partition)
+
+    async def _close_partition(self, partition: Partition) -> None:
+        if partition.role is Role.FOLLOWER:
+            await self._node.fetchers.unfollow(partition)
+        await partition.close()
+
+    def _set_aside_stored(self, keys: set[Key]) -> list[Path]:
+        return self._set_aside(key for key in self._node.store.stored() if key in keys)
 
     def _settings_of(self, image: ClusterImage, topic: str) -> dict[str, Effective]:
         overrides = image.config(ResourceType.TOPIC, topic)
@@ -141,17 +276,17 @@ class PartitionTable:
         self.by_raw_id.pop(topic.id.bytes, None)
         self._node.metrics.topics.pop(topic.name, None)
         self.refused = {key for key in self.refused if key[0] != topic.name}
+        for index in topic.partitions:
+            self.lost.forget((topic.name, index))
         for partition in partitions.values():
-            await partition.close()
-        folders = await self._node.in_thread(self._take_out, topic)
+            await self._close_partition(partition)
+        # Those that could not be opened too.
+        keys = {(topic.name, index) for index in topic.partitions}
+        folders = await self._node.in_thread(self._set_aside_stored, keys)
         self._node.spawn(self._purge(folders))
 
-    def _take_out(self, topic: TopicState) -> list[Path]:
-        """Those that could not be opened too. What cannot be moved is reported, as the topic is gone anyway."""
-        stored = self._node.store.stored()
-        return self._set_aside(key for key in stored if key[0] == topic.name and key[1] in topic.partitions)
-
     def _set_aside(self, keys: Iterable[Key]) -> list[Path]:
+        """What cannot be moved is reported, as the topic is gone anyway."""
         folders = []
         for key in keys:
             try:
@@ -165,11 +300,13 @@ class PartitionTable:
         await self._node.in_thread(self._node.store.purge, folders)
 
     def remove_leftovers(self, image: ClusterImage, deleted: set[UUID]) -> None:
-        """Blocking, before anything is opened: topics whose deletion a crash has interrupted."""
-        store = self._node.store
-        known = {(name, index) for name, topic in image.topics.items() for index in topic.partitions}
-        unknown = set(store.stored()) - known - {(CLUSTER_METADATA, 0)}
+        """Blocking, before anything is opened: deletions and moves to other brokers that a crash has interrupted."""
+        store, node_id = self._node.store, self._node.node_id
+        states = {(name, i): state for name, t in image.topics.items() for i, state in t.partitions.items()}
+        stored = set(store.stored()) - {(CLUSTER_METADATA, 0)}
+        unknown = stored - states.keys()
         leftovers = {key for key in unknown if store.topic_id(*key) in deleted}
+        leftovers |= {key for key in stored & states.keys() if node_id not in states[key].replicas}
         for key in sorted(unknown - leftovers):
             logger.warning("no topic has this partition; it is left alone", extra={"partition": _name(key)})
         store.purge(self._set_aside(leftovers))
@@ -184,7 +321,7 @@ class PartitionTable:
             config = self._log_config(settings)
             for partition in partitions.values():
                 partition.log.configure(config)
-                partition.min_insync_replicas = _min_insync_replicas(settings)
+                partition.set_min_insync_replicas(_min_insync_replicas(settings))
                 partition.configured()
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.records import NO_LEADER
-from penstock.cluster.state import BrokerState, Endpoint, PartitionState
-from penstock.protocol.errors import ErrorCode
+from penstock.cluster.state import BrokerState, Endpoint, PartitionState, TopicState
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.produce import Endpoint as LeaderEndpoint
 
 
 def _bits(*operations: int) -> int:
@@ -66,3 +68,50 @@ class PartitionViewer:
 
     def unreachable(self, brokers: Iterable[int]) -> list[int]:
         return [broker for broker in brokers if broker not in self._reachable]
+
+
+def topic_of(image: ClusterImage, raw: bytes, *, by_id: bool) -> TopicState | None:
+    """The topic that a hot request names by the bytes of its name or id."""
+    if by_id:
+        return image.topics_by_id.get(UUID(bytes=raw))
+    return image.topics.get(raw.decode(errors="replace"))
+
+
+def absence(topic: TopicState | None, index: int, *, by_id: bool, node_id: int) -> ApiError:
+    """Why a partition is not on this node: unknown to all, or to be found elsewhere."""
+    if topic is None:
+        return ApiError(ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition)
+    state = topic.partitions.get(index)
+    if state is None or state.leader == node_id:
+        return ApiError(ErrorCode.unknown_topic_or_partition)
+    return ApiError(ErrorCode.not_leader_or_follower)
+
+
+#: What tells a client that another broker leads.
+_WRONG_LEADER: Final = frozenset({ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch})
+
+
+class LeaderHints:
+    """Collects where the leaders are that an answer sends its client to."""
+
+    __slots__ = ("_by_id", "_image", "_listener", "endpoints")
+
+    def __init__(self, image: ClusterImage, listener: str, *, by_id: bool) -> None:
+        self._image = image
+        self._listener = listener
+        self._by_id = by_id
+        self.endpoints: dict[int, LeaderEndpoint] = {}
+
+    def leader(self, raw_topic: bytes, index: int, error: ErrorCode) -> tuple[int, int] | None:
+        """Id and epoch, for an error that says that the client should ask another broker."""
+        if error not in _WRONG_LEADER:
+            return None
+        topic = topic_of(self._image, raw_topic, by_id=self._by_id)
+        state = None if topic is None else topic.partitions.get(index)
+        if state is None or not state.has_leader:
+            return None
+        broker = self._image.brokers.get(state.leader)
+        at = None if broker is None else broker.endpoints.get(self._listener)
+        if broker is not None and at is not None:
+            self.endpoints[broker.id] = LeaderEndpoint(broker.id, at.host, at.port, broker.rack)
+        return state.leader, state.leader_epoch

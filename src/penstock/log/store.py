@@ -193,6 +193,10 @@ class LogStore:
         """Take a partition out of the folder at once. Returns what `purge` removes."""
         return self._set_aside(topic, index, deleted_folder(topic, index, uuid4().hex))
 
+    def keep_aside(self, topic: str, index: int) -> Path:
+        """Take a damaged partition out of the folder's way; an operator may look at it."""
+        return self._set_aside(topic, index, stray_folder(topic, index, uuid4().hex))
+
     def _set_aside(self, topic: str, index: int, name: str) -> Path:
         _logger.info("partition set aside", extra={"topic": topic, "partition": index, "folder": name})
         target = self.directory / name

@@ -303,10 +303,11 @@ async def test_an_answer_that_a_later_request_has_overtaken_is_an_error(node: No
     await create_topic(node, "t")
     client, other = await Client.connect(node), await Client.connect(node)
     session = await _session(client, ("t", 0, 0))
-    await _waiting(node, client, session=(session, 1))
+    client.writer.write(fetch_v7(session=(session, 1), max_wait_ms=_FOREVER_MS))
+    await until(lambda: node.fetch_sessions._sessions[session].waiting)
     await other.fetch([("t", 0, 0)], session=(session, 2))
-    await other.produce("t", b"x")
     overtaken = await _answer(client)
+    await other.produce("t", b"x")
     assert (overtaken.error, overtaken.partitions) == (ErrorCode.invalid_fetch_session_epoch, {})
     assert set((await other.fetch(session=(session, 3))).partitions) == {("t", 0)}
 

@@ -79,6 +79,7 @@ async def _delete(ctx: RequestContext, topic: str, index: int, offset: int) -> _
         if not 0 <= before <= partition.high_watermark:
             raise ApiError(ErrorCode.offset_out_of_range)
         partition.log.delete_records_before(before)
+        partition.start_moved()
     except ApiError as error:
         return _Result(index, error.code)
     return _Result(index, ErrorCode.none, partition.log.start_offset)

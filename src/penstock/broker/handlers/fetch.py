@@ -2,20 +2,23 @@
 
 Long poll: a request that finds less than min_bytes waits up to max_wait for more. The first non-empty partition
 returns at least one batch, however small the limits, or a reader could never get past a large one. In a session
-only partitions with something new are answered, and those that were served move to the end of the queue.
+only partitions with something new are looked at and answered, and those that were served move to the end of the
+queue. Followers read to the end of the log, wait for appends, and hear of the high watermark soon after it moved.
+Whoever asks the wrong broker is told the leader (v12, with its address from v16 on).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
 
 from penstock.broker.connection import Connection, Reply, Slot
 from penstock.broker.context import RequestContext
-from penstock.broker.fetch_sessions import Key, Opened, Wanted
-from penstock.protocol.compression import BytesLike
+from penstock.broker.fetch_sessions import NO_REPLICA, Key, Opened, Wanted
+from penstock.broker.reading import NotCached, Read, Reads
+from penstock.cluster.names import CLUSTER_METADATA
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.fetch import (
     TOPIC_IDS_FROM,
@@ -26,19 +29,23 @@ from penstock.protocol.fetch import (
 )
 
 if TYPE_CHECKING:
+    from penstock.broker.leading import Standing
     from penstock.broker.partition import Partition
-    from penstock.log.log import LogPosition, Slice
 
-_READ_COMMITTED = 1
-_OK = ErrorCode.none.value
+_OK: Final = ErrorCode.none.value
 #: However much slow readers hold back, a fetch may return this much, so that everyone gets on.
-_BYTES_ALWAYS_ALLOWED = 64 * 1024
+_BYTES_ALWAYS_ALLOWED: Final = 64 * 1024
+#: How long a waiting follower is left without news of the high watermark: the next append usually brings it along.
+_HIGH_WATERMARK_DELAY_S: Final = 0.025
+_METADATA_TOPICS: Final = frozenset({UUID(int=1).bytes, CLUSTER_METADATA.encode()})
 
 
 def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
 ) -> Reply | Slot:
     request = parse_fetch(frame, position, ctx.version)
+    if request.topics and request.topics[0][0] in _METADATA_TOPICS:
+        return _fetch_metadata(ctx, connection, bytes(frame), position, correlation_id)
     by_id = ctx.version >= TOPIC_IDS_FROM
     opened = ctx.node.fetch_sessions.open(request, by_id=by_id, now_ms=ctx.node.now_ms())
     fetch = _Fetch(ctx, request, correlation_id, opened)
@@ -46,33 +53,41 @@ def handle(
         return fetch.reply([])
     try:
         collected = fetch.collect()
-    except _NotCached as cold:
+    except NotCached as cold:
         return fetch.read_cold(connection, cold)
     if fetch.is_satisfied_by(collected):
         return fetch.reply(collected.answers)
     return fetch.wait(connection, collected.records_bytes)
 
 
+def _fetch_metadata(
+    ctx: RequestContext, connection: Connection, frame: bytes, position: int, correlation_id: int
+) -> Slot:
+    """The metadata log is the quorum's affair; its followers ask in the same way."""
+    slot = connection.defer(ctx.api_key)
+
+    async def answer() -> None:
+        try:
+            reply = await ctx.node.quorum.answer_fetch(ctx, frame, position, correlation_id)
+        except Exception:
+            ctx.node.server.failed(connection)
+        else:
+            connection.fulfil(slot, reply)
+
+    ctx.node.spawn(answer())
+    return slot
+
+
 class _Answer(NamedTuple):
     key: Key
     wanted: Wanted
-    data: PartitionData
-    next_offset: int  # after the records; -1 where there are none
+    read: Read
 
 
 class _Collected(NamedTuple):
     answers: list[_Answer]
     records_bytes: int
     is_final: bool  # waiting would not make it better
-
-
-class _NotCached(Exception):
-    """The bytes wanted next are not in the page cache; reading them would block the loop."""
-
-    def __init__(self, key: Key, offset: int, read: Callable[[], Slice]) -> None:
-        super().__init__(key, offset)
-        self.place = (key, offset)
-        self.read = read
 
 
 class _Fetch:
@@ -84,95 +99,56 @@ class _Fetch:
         self._request = request
         self._correlation_id = correlation_id
         self._opened = opened
-        self._by_id = ctx.version >= TOPIC_IDS_FROM
-        partitions = ctx.node.partitions
-        self._partitions_of = partitions.by_raw_id if self._by_id else partitions.by_raw_name
-        self._read_from_disk: dict[tuple[Key, int], Slice | ApiError] = {}
+        self._reads = Reads(ctx, request, self._heard())
         self._connection: Connection | None = None
         self._slot: Slot | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watched: list[Partition] = []
         self._bytes_missing = 0
+        self._is_waiting = self._is_hastened = False
+
+    def _heard(self) -> int:
+        """When a follower was heard of; consumers are not measured."""
+        if self._request.replica_id == NO_REPLICA:
+            return 0
+        from penstock.broker.leading import monotonic_ms
+
+        now_ms = monotonic_ms()
+        if self._opened.session is not None:
+            self._opened.session.heard_ms = now_ms
+        return now_ms
 
     # -- collecting ----------------------------------------------------------------------------------
 
     def collect(self) -> _Collected:
-        """What can be answered now. Raises _NotCached."""
+        """What can be answered now. Raises NotCached."""
         budget = self._bytes_allowed()
         answers: list[_Answer] = []
         total = 0
         is_final = False
-        for key, wanted in self._opened.wanted.items():
-            next_offset = -1
-            try:
-                data, next_offset = self._read(key, wanted, budget - total, is_first=total == 0)
-            except ApiError as error:
-                data = self._error(key, error)
-            is_final = is_final or _is_final(data, next_offset)
-            if not self._opened.is_incremental or _is_news(wanted, data):
-                answers.append(_Answer(key, wanted, data, next_offset))
-            total += len(data.records)
+        for key, wanted in self._to_look_at():
+            read = self._reads.read(key, wanted, budget - total, is_first=total == 0)
+            is_final = is_final or read.is_final
+            if not self._opened.is_incremental or _is_news(wanted, read.data):
+                answers.append(_Answer(key, wanted, read))
+            elif not _is_worth_another_look(wanted, read):
+                self._lay_aside(key)
+            total += len(read.data.records)
         return _Collected(answers, total, is_final)
+
+    def _to_look_at(self) -> Iterable[tuple[Key, Wanted]]:
+        session = self._opened.session
+        wanted = self._opened.wanted if session is None or not self._opened.is_incremental else session.dirty
+        # A copy, because a follower's fetch moves the high watermark, which is news.
+        return list(wanted.items())
+
+    def _lay_aside(self, key: Key) -> None:
+        if self._opened.session is not None:
+            self._opened.session.dirty.pop(key, None)
 
     def _bytes_allowed(self) -> int:
         allowed = min(self._request.max_bytes, self._node.fetch_bytes_max)
         return min(allowed, max(self._node.server.response_bytes_left(), _BYTES_ALWAYS_ALLOWED))
-
-    def _read(
-        self, key: Key, wanted: Wanted, bytes_left: int, *, is_first: bool
-    ) -> tuple[PartitionData, int]:
-        partition = self._find(key)
-        if wanted.leader_epoch >= 0 and wanted.leader_epoch != partition.leader_epoch:
-            _refuse_epoch(wanted.leader_epoch, partition.leader_epoch)
-        log = partition.log
-        high = partition.high.offset
-        read_committed = self._request.isolation_level == _READ_COMMITTED
-        upto = partition.last_stable if read_committed else partition.high
-        stable = upto.offset if read_committed else high
-        if wanted.last_fetched_epoch >= 0 and (diverging := _divergence(partition, wanted)) is not None:
-            return PartitionData(key[1], _OK, high, stable, log.start_offset, diverging_epoch=diverging), -1
-        records: BytesLike = b""
-        next_offset = -1
-        if not log.start_offset <= wanted.offset <= log.end_offset:
-            raise ApiError(ErrorCode.offset_out_of_range)
-        if wanted.offset < upto.offset and (bytes_left > 0 or is_first):
-            size = min(wanted.max_bytes, bytes_left)
-            piece = self._records(key, partition, wanted.offset, size, upto, is_first)
-            records, next_offset = piece
-        aborted = () if read_committed else None
-        return PartitionData(key[1], _OK, high, stable, log.start_offset, records, aborted), next_offset
-
-    def _records(
-        self, key: Key, partition: Partition, offset: int, size: int, upto: LogPosition, is_first: bool
-    ) -> Slice:
-        if self._read_from_disk and (from_disk := self._read_from_disk.get((key, offset))) is not None:
-            if isinstance(from_disk, ApiError):
-                raise from_disk
-            return from_disk
-        log = partition.log
-        try:
-            return log.read(offset, size, upto, at_least_one=is_first, nowait=True)
-        except BlockingIOError:
-            read = partial(log.read, offset, size, upto, at_least_one=is_first)
-            raise _NotCached(key, offset, read) from None
-
-    def _find(self, key: Key) -> Partition:
-        found = self._partitions_of.get(key[0])
-        if found is None:
-            unknown = ErrorCode.unknown_topic_id if self._by_id else ErrorCode.unknown_topic_or_partition
-            raise ApiError(unknown)
-        partition = found.get(key[1])
-        if partition is None:
-            raise ApiError(ErrorCode.unknown_topic_or_partition)
-        return partition
-
-    def _error(self, key: Key, error: ApiError) -> PartitionData:
-        self._node.metrics.count_error("fetch", error.code.name)
-        found = (self._partitions_of.get(key[0]) or {}).get(key[1])
-        if found is None or error.code is not ErrorCode.offset_out_of_range:
-            return PartitionData(key[1], error.code.value)
-        high = found.high.offset
-        return PartitionData(key[1], error.code.value, high, high, found.log.start_offset)
 
     def is_satisfied_by(self, collected: _Collected) -> bool:
         request = self._request
@@ -192,37 +168,47 @@ class _Fetch:
         if session is not None and session.epoch != opened.epoch:
             # A later request has moved the session on, so what is said here would be taken for its answer.
             error, answers = ErrorCode.invalid_fetch_session_epoch, []
-        for key, wanted, data, next_offset in answers:
+        for key, wanted, read in answers:
             if not topics or topics[-1][0] != key[0]:
                 topics.append((key[0], []))
-            topics[-1][1].append(data)
-            if next_offset >= 0:
-                self._count(key, len(data.records), next_offset - wanted.offset)
+            topics[-1][1].append(read.data)
+            if read.next_offset >= 0:
+                self._count(wanted, len(read.data.records), read.next_offset - wanted.offset)
             if session is not None:
-                self._remember_told(key, wanted, data)
+                self._remember_told(key, wanted, read)
+        hints = self._reads.hints
         return encode_fetch_response(
             self._ctx.version,
             self._correlation_id,
             error=error.value,
             session_id=0 if session is None else session.id,
             topics=topics,
+            endpoints=() if hints is None else tuple(hints.endpoints.values()),
         )
 
-    def _count(self, key: Key, size: int, records: int) -> None:
-        partition = self._partitions_of[key[0]][key[1]]
-        traffic = partition.traffic
+    def _count(self, wanted: Wanted, size: int, records: int) -> None:
+        assert wanted.partition is not None
+        traffic = wanted.partition.traffic
+        if self._reads.is_replica:
+            traffic.replica_bytes_out += size
+            return
         traffic.bytes_out += size
         traffic.messages_out += records
         traffic.fetches += 1
 
-    def _remember_told(self, key: Key, wanted: Wanted, data: PartitionData) -> None:
+    def _remember_told(self, key: Key, wanted: Wanted, read: Read) -> None:
+        data, session = read.data, self._opened.session
+        assert session is not None
         wanted.high_watermark = data.high_watermark
         wanted.last_stable_offset = data.last_stable_offset
         wanted.log_start_offset = data.log_start_offset
         wanted.told_error = data.error != _OK
-        if data.records and self._opened.wanted.get(key) is wanted:
+        if not _is_worth_another_look(wanted, read):
+            session.dirty.pop(key, None)
+        elif data.records and session.wanted.get(key) is wanted:
             # Served partitions go to the back, so that a full reply never starves the others.
-            self._opened.wanted[key] = self._opened.wanted.pop(key)
+            session.dirty.pop(key, None)
+            session.dirty[key] = wanted
 
     # -- waiting -------------------------------------------------------------------------------------
 
@@ -230,9 +216,12 @@ class _Fetch:
         self._open_slot(connection)
         assert self._slot is not None
         self._bytes_missing = self._request.min_bytes - bytes_at_hand
-        self._watch()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._request.max_wait_ms / 1000, self._finish)
+        self._is_waiting = True
+        if self._opened.session is None:
+            self._watch()
+        else:
+            self._opened.session.waiting = self
+        self._wait_for(self._request.max_wait_ms / 1000)
         return self._slot
 
     def _open_slot(self, connection: Connection) -> None:
@@ -240,29 +229,51 @@ class _Fetch:
         self._slot = connection.defer(self._ctx.api_key)
         self._slot.on_lost = self._stop_waiting
 
+    def _wait_for(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._finish)
+
     def _watch(self) -> None:
         for key in self._opened.wanted:
             try:
-                partition = self._find(key)
+                partition = self._reads.find(key)
             except ApiError:
                 continue
-            partition.watch(self)
+            partition.watch_end(self) if self._reads.is_replica else partition.watch(self)
             self._watched.append(partition)
 
     def bytes_arrived(self, count: int) -> None:
         self._bytes_missing -= count
-        if self._bytes_missing <= 0 and self._watched:
-            # Not at once: the producer's own reply goes first, and what else arrives now is taken along.
-            self._stop_waiting()
-            asyncio.get_running_loop().call_soon(self._finish)
+        if self._bytes_missing <= 0 and self._is_waiting:
+            self._finish_soon()
+
+    def high_watermark_moved(self) -> None:
+        """To a follower only. Told soon, but not at once, or each append would cost it another round."""
+        if self._is_waiting and not self._is_hastened:
+            self._is_hastened = True
+            self._wait_for(min(_HIGH_WATERMARK_DELAY_S, self._request.max_wait_ms / 1000))
+
+    def standing(self, leader_epoch: int) -> Standing | None:
+        """A fetch outside any session is counted once, when it comes."""
+        return None
+
+    def overtaken(self) -> None:
+        if self._is_waiting:
+            self._finish_soon()
+
+    def _finish_soon(self) -> None:
+        # Not at once: the producer's own reply goes first, and what else arrives now is taken along.
+        self._stop_waiting()
+        asyncio.get_running_loop().call_soon(self._finish)
 
     def _finish(self) -> None:
         self._stop_waiting()
         assert self._connection is not None
         assert self._slot is not None
         try:
-            reply = self.reply(self.collect().answers)
-        except _NotCached as cold:
+            reply = self.reply([] if self._is_overtaken else self.collect().answers)
+        except NotCached as cold:
             self._node.spawn(self._finish_cold(cold))
         except Exception:
             # Whoever appended what this reader waited for must not suffer from it.
@@ -270,23 +281,32 @@ class _Fetch:
         else:
             self._connection.fulfil(self._slot, reply)
 
+    @property
+    def _is_overtaken(self) -> bool:
+        session = self._opened.session
+        return session is not None and session.epoch != self._opened.epoch
+
     def _stop_waiting(self) -> None:
+        self._is_waiting = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        session = self._opened.session
+        if session is not None and session.waiting is self:
+            session.waiting = None
         for partition in self._watched:
-            partition.unwatch(self)
+            partition.unwatch_end(self) if self._reads.is_replica else partition.unwatch(self)
         self._watched = []
 
     # -- reading from disk ---------------------------------------------------------------------------
 
-    def read_cold(self, connection: Connection, cold: _NotCached) -> Slot:
+    def read_cold(self, connection: Connection, cold: NotCached) -> Slot:
         self._open_slot(connection)
         assert self._slot is not None
         self._node.spawn(self._finish_cold(cold))
         return self._slot
 
-    async def _finish_cold(self, cold: _NotCached) -> None:
+    async def _finish_cold(self, cold: NotCached) -> None:
         assert self._connection is not None
         assert self._slot is not None
         try:
@@ -295,26 +315,17 @@ class _Fetch:
         except Exception:
             self._node.server.failed(self._connection)
 
-    async def _collect_from_disk(self, cold: _NotCached) -> _Collected:
+    async def _collect_from_disk(self, cold: NotCached) -> _Collected:
         """Each round waits for what the one before found missing; an error counts as found."""
         while True:
             try:
-                self._read_from_disk[cold.place] = await self._node.in_thread(cold.read)
+                self._reads.from_disk[cold.place] = await self._node.in_thread(cold.read)
             except ApiError as error:
-                self._read_from_disk[cold.place] = error
+                self._reads.from_disk[cold.place] = error
             try:
                 return self.collect()
-            except _NotCached as another:
+            except NotCached as another:
                 cold = another
-
-
-def _is_final(data: PartitionData, next_offset: int) -> bool:
-    """An error, another history, or more than could be read in one piece: waiting would change nothing."""
-    return (
-        data.error != _OK
-        or data.diverging_epoch is not None
-        or (next_offset < data.last_stable_offset and len(data.records) > 0)
-    )
 
 
 def _is_news(wanted: Wanted, data: PartitionData) -> bool:
@@ -330,17 +341,6 @@ def _is_news(wanted: Wanted, data: PartitionData) -> bool:
     )
 
 
-def _refuse_epoch(asked: int, current: int) -> None:
-    if asked < current:
-        raise ApiError(ErrorCode.fenced_leader_epoch)
-    raise ApiError(ErrorCode.unknown_leader_epoch)
-
-
-def _divergence(partition: Partition, wanted: Wanted) -> tuple[int, int] | None:
-    """Where the reader's history leaves ours, if it does (KIP-595, KIP-320)."""
-    epoch, end_offset = partition.end_of_epoch(wanted.last_fetched_epoch)
-    if epoch < 0:
-        raise ApiError(ErrorCode.offset_out_of_range)
-    if epoch < wanted.last_fetched_epoch or end_offset < wanted.offset:
-        return epoch, end_offset
-    return None
+def _is_worth_another_look(wanted: Wanted, read: Read) -> bool:
+    """There is more to read than was asked for or fitted in, or an error that may have gone by then."""
+    return not read.is_settled or wanted.offset < read.upto

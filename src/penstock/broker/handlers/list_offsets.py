@@ -1,8 +1,9 @@
 """ListOffsets (key 2), v1-11. Earliest, latest, the largest timestamp, or the first record at or after one.
 
 `latest` ends at the high watermark, or at the last stable offset for read_committed. Timestamps are looked up
-in a thread, because they may read old segments. Nothing is tiered here, so the tiered queries answer "none"
-and earliest-local is the earliest.
+in a thread, because they may read old segments. Only the leader answers; a new one says OFFSET_NOT_AVAILABLE
+(LEADER_NOT_AVAILABLE before v5) until it knows what was committed before it. Nothing is tiered here, so the tiered
+queries answer "none" and earliest-local is the earliest.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _EARLIEST_PENDING_UPLOAD: Final = -6
 #: The first version that knows each special timestamp.
 _SINCE: Final = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9, _EARLIEST_PENDING_UPLOAD: 11}
 _READ_COMMITTED: Final = 1
+_OFFSET_NOT_AVAILABLE_FROM: Final = 5
 
 
 class _Found(NamedTuple):
@@ -78,7 +80,8 @@ async def _find(ctx: RequestContext, partition: Partition, timestamp: int, read_
     if ctx.version < _SINCE.get(timestamp, 0) or timestamp < _EARLIEST_PENDING_UPLOAD:
         raise ApiError(ErrorCode.unsupported_version)
     log = partition.log
-    await partition.settled()
+    if timestamp not in (_EARLIEST, _EARLIEST_LOCAL):
+        await _settled(ctx, partition)
     upto = partition.last_stable if read_committed else partition.high
     match timestamp:
         case -1:
@@ -94,3 +97,12 @@ async def _find(ctx: RequestContext, partition: Partition, timestamp: int, read_
     if found is None or found[1] >= upto.offset:
         return _Found()
     return _Found(*found)
+
+
+async def _settled(ctx: RequestContext, partition: Partition) -> None:
+    try:
+        await partition.settled()
+    except ApiError as error:
+        if error.code is ErrorCode.offset_not_available and ctx.version < _OFFSET_NOT_AVAILABLE_FROM:
+            raise ApiError(ErrorCode.leader_not_available, error.message) from None
+        raise

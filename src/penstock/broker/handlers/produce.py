@@ -1,8 +1,9 @@
 """Produce (key 0), v3-13. Appends on the loop, in the order received; acks=0 sends no reply.
 
 acks=1 is answered from the page cache; acks=all when the high watermark has passed, which under flush policy
-`ack` means synced. A repeat inside the idempotent window gets its original offset. Topics that must be looked
-into (compacted, or with a codec of their own) are decoded in a thread and appended in order afterwards.
+`ack` means synced by every replica of the in-sync set. A repeat inside the idempotent window gets its original
+offset. Topics that must be looked into (compacted, or with a codec of their own) are decoded in a thread and
+appended in order afterwards. Whoever asks a broker that does not lead is told the leader and where it is (v10).
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from penstock.broker.connection import HANG_UP, Connection, Reply, Slot
 from penstock.broker.context import RequestContext
+from penstock.broker.topology import LeaderHints, absence, topic_of
 from penstock.protocol.errors import ApiError, ErrorCode, InvalidRecords
 from penstock.protocol.produce import (
     TOPIC_IDS_FROM,
+    Endpoint,
     PartitionResult,
     ProduceRequest,
     encode_produce_response,
@@ -24,7 +27,6 @@ from penstock.protocol.produce import (
 from penstock.protocol.records import HEADER_BYTES, TRANSACTIONAL
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
     from penstock.broker.partition import Partition
     from penstock.log.log import Appended
 
@@ -41,9 +43,6 @@ def handle(
     version, node = ctx.version, ctx.node
     request = parse_produce(frame, position, version)
     partitions_of = node.partitions.by_raw_id if version >= TOPIC_IDS_FROM else node.partitions.by_raw_name
-    unknown = (
-        ErrorCode.unknown_topic_id if version >= TOPIC_IDS_FROM else ErrorCode.unknown_topic_or_partition
-    )
     acks, now_ms = request.acks, node.now_ms()
     topics: list[tuple[bytes, Results]] = []
     waiting: _Waiting | None = None
@@ -53,7 +52,10 @@ def handle(
         found = partitions_of.get(name)
         for index, records in parts:
             try:
-                partition = _writable(found, index, records, acks, unknown)
+                partition = None if found is None else found.get(index)
+                if partition is None:
+                    raise _absent(ctx, name, index)
+                _check_writable(partition, records, acks)
                 assert records is not None
                 if partition.takes_turns:
                     waiting = waiting or _Waiting(ctx, connection, request, correlation_id, topics)
@@ -61,7 +63,7 @@ def handle(
                     continue
                 appended = partition.append(records, now_ms)
             except ApiError as error:
-                results.append(_refused(node, index, error))
+                results.append(_refused(ctx, name, index, error))
                 continue
             results.append(
                 PartitionResult(
@@ -73,22 +75,19 @@ def handle(
                 waiting.for_commit(partition, appended.last_offset, results, len(results) - 1)
     if waiting is not None:
         return waiting.begin()
-    return _finished(version, correlation_id, acks, topics)
+    return _finished(ctx, correlation_id, acks, topics)
 
 
-def _writable(
-    found: dict[int, Partition] | None,
-    index: int,
-    records: memoryview | None,
-    acks: int,
-    unknown: ErrorCode,
-) -> Partition:
-    """The partition, if this may be appended to it."""
-    if found is None:
-        raise ApiError(unknown)
-    partition = found.get(index)
-    if partition is None:
-        raise ApiError(ErrorCode.unknown_topic_or_partition)
+def _absent(ctx: RequestContext, name: bytes, index: int) -> ApiError:
+    by_id = ctx.version >= TOPIC_IDS_FROM
+    topic = topic_of(ctx.node.image, name, by_id=by_id)
+    return absence(topic, index, by_id=by_id, node_id=ctx.node.node_id)
+
+
+def _check_writable(partition: Partition, records: memoryview | None, acks: int) -> None:
+    """Raises ApiError when this may not be appended to the partition."""
+    if not partition.is_leader:
+        raise ApiError(ErrorCode.not_leader_or_follower)
     if records is None or len(records) < HEADER_BYTES:
         raise ApiError(ErrorCode.invalid_record, "a produce request carries exactly one record batch")
     if partition.is_internal:
@@ -98,8 +97,7 @@ def _writable(
         message = "transactions are not supported by this broker"
         raise ApiError(ErrorCode.transactional_id_authorization_failed, message)
     if acks == _ACKS_ALL:
-        # No more can be in sync than there are: one replica is enough where there is one.
-        if partition.isr_size < min(partition.min_insync_replicas, partition.replica_count):
+        if partition.isr_size < partition.isr_needed:
             raise ApiError(
                 ErrorCode.not_enough_replicas,
                 f"{partition.isr_size} replicas are in sync, min.insync.replicas is "
@@ -107,22 +105,46 @@ def _writable(
             )
     elif acks not in _LEGAL_ACKS:
         raise ApiError(ErrorCode.invalid_required_acks, f"acks={acks} is none of -1, 0 and 1")
-    return partition
 
 
-def _refused(node: Node, index: int, error: ApiError) -> PartitionResult:
-    node.metrics.count_error("produce", error.code.name)
+def _refused(ctx: RequestContext, topic: bytes, index: int, error: ApiError) -> PartitionResult:
+    ctx.node.metrics.count_error("produce", error.code.name)
     places = error.places if isinstance(error, InvalidRecords) else ()
-    return PartitionResult(index, error.code.value, message=error.message, record_errors=places)
+    leader = None
+    if error.code is ErrorCode.not_leader_or_follower:
+        leader = _hints(ctx).leader(topic, index, error.code)
+    return PartitionResult(
+        index, error.code.value, message=error.message, record_errors=places, current_leader=leader
+    )
 
 
-def _finished(version: int, correlation_id: int, acks: int, topics: list[tuple[bytes, Results]]) -> Reply:
+def _hints(ctx: RequestContext) -> LeaderHints:
+    return LeaderHints(ctx.node.image, ctx.listener, by_id=ctx.version >= TOPIC_IDS_FROM)
+
+
+def _finished(
+    ctx: RequestContext, correlation_id: int, acks: int, topics: list[tuple[bytes, Results]]
+) -> Reply:
     if acks != _ACKS_NONE:
-        return encode_produce_response(version, correlation_id, topics)
+        for _, results in topics:
+            for result in results:
+                if result.current_leader is not None:
+                    endpoints = _endpoints(ctx, topics)
+                    return encode_produce_response(ctx.version, correlation_id, topics, endpoints)
+        return encode_produce_response(ctx.version, correlation_id, topics)
     if any(result.error for _, results in topics for result in results):
         # The only way to tell a client that waits for no answer, as Apache Kafka does.
         return HANG_UP
     return None
+
+
+def _endpoints(ctx: RequestContext, topics: list[tuple[bytes, Results]]) -> tuple[Endpoint, ...]:
+    hints = _hints(ctx)
+    for name, results in topics:
+        for result in results:
+            if result.current_leader is not None:
+                hints.leader(name, result.partition, ErrorCode.not_leader_or_follower)
+    return tuple(hints.endpoints.values())
 
 
 class _Waiting:
@@ -152,7 +174,7 @@ class _Waiting:
 
         def committed(error: ApiError | None) -> None:
             if error is not None and key in self._open:
-                results[place] = _refused(self._ctx.node, partition.index, error)
+                results[place] = self._refused(partition, error)
             self._done(key)
 
         partition.when_committed(last_offset, committed)
@@ -191,7 +213,7 @@ class _Waiting:
         try:
             appended = await turn
         except ApiError as error:
-            results[place] = _refused(self._ctx.node, partition.index, error)
+            results[place] = self._refused(partition, error)
         except Exception:
             self._ctx.node.server.failed(self._connection)
         else:
@@ -218,6 +240,7 @@ class _Waiting:
         batch = memoryview(await prepared)
         if partition.is_retired:
             raise ApiError(ErrorCode.unknown_topic_or_partition, "the topic was deleted")
+        partition.check_leader()
         return partition.append(batch, node.now_ms())
 
     def begin(self) -> Slot:
@@ -228,6 +251,11 @@ class _Waiting:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._timeout_ms / 1000, self._timed_out)
         return self._slot
+
+    def _refused(self, partition: Partition, error: ApiError) -> PartitionResult:
+        by_id = self._ctx.version >= TOPIC_IDS_FROM
+        topic = partition.topic_id.bytes if by_id else partition.topic.encode()
+        return _refused(self._ctx, topic, partition.index, error)
 
     def _opened(self, results: Results, place: int) -> tuple[int, int]:
         key = (id(results), place)
@@ -252,5 +280,5 @@ class _Waiting:
         if self._timer is not None:
             self._timer.cancel()
         assert self._slot is not None
-        reply = _finished(self._ctx.version, self._correlation_id, self._acks, self._topics)
+        reply = _finished(self._ctx, self._correlation_id, self._acks, self._topics)
         self._connection.fulfil(self._slot, reply)

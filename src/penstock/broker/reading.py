@@ -1,0 +1,187 @@
+"""Reading one partition for a Fetch: by a consumer, below the high watermark, or by a follower, to the end of the log.
+
+A follower's good fetch says what it has, and counts towards the high watermark; one from another history, from
+outside the log or under another leader epoch counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.broker.fetch_sessions import NO_REPLICA, Key, Wanted
+from penstock.broker.topology import LeaderHints, absence, topic_of
+from penstock.protocol.compression import BytesLike
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.fetch import TOPIC_IDS_FROM, FetchRequest, PartitionData
+
+if TYPE_CHECKING:
+    from penstock.broker.context import RequestContext
+    from penstock.broker.partition import Partition
+    from penstock.log.log import Slice
+    from penstock.log.positions import LogPosition
+
+_READ_COMMITTED: Final = 1
+_OK: Final = ErrorCode.none.value
+
+
+class NotCached(Exception):
+    """The bytes wanted next are not in the page cache; reading them would block the loop."""
+
+    def __init__(self, key: Key, offset: int, read: Callable[[], Slice]) -> None:
+        super().__init__(key, offset)
+        self.place = (key, offset)
+        self.read = read
+
+
+class Read(NamedTuple):
+    data: PartitionData
+    next_offset: int = -1  # after the records; -1 where there are none
+    upto: int = -1  # how far there is something to read; -1 where that is not known
+
+    @property
+    def is_settled(self) -> bool:
+        """No error and one history: what is told now holds until there is news."""
+        return self.data.error == _OK and self.data.diverging_epoch is None
+
+    @property
+    def is_final(self) -> bool:
+        """An error, another history, or more than could be read in one piece: waiting would change nothing."""
+        return not self.is_settled or (self.next_offset < self.upto and len(self.data.records) > 0)
+
+
+class Reads:
+    """The reads of one request."""
+
+    def __init__(self, ctx: RequestContext, request: FetchRequest, heard_ms: int) -> None:
+        self._node = ctx.node
+        self._replica_id, self._replica_epoch = request.replica_id, request.replica_epoch
+        self._heard_ms = heard_ms
+        self._read_committed = request.isolation_level == _READ_COMMITTED
+        self._by_id = ctx.version >= TOPIC_IDS_FROM
+        partitions = ctx.node.partitions
+        self._partitions_of = partitions.by_raw_id if self._by_id else partitions.by_raw_name
+        self._listener = ctx.listener
+        self.from_disk: dict[tuple[Key, int], Slice | ApiError] = {}
+        self.hints: LeaderHints | None = None
+
+    @property
+    def is_replica(self) -> bool:
+        return self._replica_id > NO_REPLICA
+
+    def read(self, key: Key, wanted: Wanted, bytes_left: int, *, is_first: bool) -> Read:
+        """Raises NotCached. An error of the partition is part of the answer."""
+        try:
+            return self._read(key, wanted, bytes_left, is_first)
+        except ApiError as error:
+            return Read(self._error(key, error))
+
+    def find(self, key: Key) -> Partition:
+        """Raises ApiError."""
+        found = self._partitions_of.get(key[0])
+        partition = None if found is None else found.get(key[1])
+        if partition is None:
+            topic = topic_of(self._node.image, key[0], by_id=self._by_id)
+            raise absence(topic, key[1], by_id=self._by_id, node_id=self._node.node_id)
+        return partition
+
+    def _read(self, key: Key, wanted: Wanted, bytes_left: int, is_first: bool) -> Read:
+        partition = self.find(key)
+        if wanted.partition is not partition:
+            wanted.attach(partition)
+        if not partition.is_leader or -1 < wanted.leader_epoch != partition.leader_epoch:
+            partition.check_leader(wanted.leader_epoch)
+        if self._replica_id > NO_REPLICA:
+            self._check_replica(partition, wanted)
+        log = partition.log
+        if wanted.last_fetched_epoch >= 0 and (diverging := _divergence(partition, wanted)) is not None:
+            high = partition.high.offset
+            return Read(PartitionData(key[1], _OK, high, high, log.start_offset, diverging_epoch=diverging))
+        if not log.start_offset <= wanted.offset <= log.end_offset:
+            raise ApiError(ErrorCode.offset_out_of_range)
+        if self._replica_id > NO_REPLICA:
+            self._count(partition, wanted)
+        return self._read_upto(key, wanted, partition, bytes_left, is_first)
+
+    def _read_upto(
+        self, key: Key, wanted: Wanted, partition: Partition, bytes_left: int, is_first: bool
+    ) -> Read:
+        high = partition.high.offset
+        upto = partition.last_stable if self._read_committed else partition.high
+        stable = upto.offset if self._read_committed else high
+        if self._replica_id > NO_REPLICA:
+            upto = partition.log.end
+        records: BytesLike = b""
+        next_offset = -1
+        if wanted.offset < upto.offset and (bytes_left > 0 or is_first):
+            size = min(wanted.max_bytes, bytes_left)
+            records, next_offset = self._records(key, partition, wanted.offset, size, upto, is_first)
+        aborted = () if self._read_committed else None
+        data = PartitionData(key[1], _OK, high, stable, partition.log.start_offset, records, aborted)
+        return Read(data, next_offset, upto.offset)
+
+    def _records(
+        self, key: Key, partition: Partition, offset: int, size: int, upto: LogPosition, is_first: bool
+    ) -> Slice:
+        if self.from_disk and (from_disk := self.from_disk.get((key, offset))) is not None:
+            if isinstance(from_disk, ApiError):
+                raise from_disk
+            return from_disk
+        log = partition.log
+        try:
+            return log.read(offset, size, upto, at_least_one=is_first, nowait=True)
+        except BlockingIOError:
+            read = partial(log.read, offset, size, upto, at_least_one=is_first)
+            raise NotCached(key, offset, read) from None
+
+    # -- followers -----------------------------------------------------------------------------------
+
+    def _check_replica(self, partition: Partition, wanted: Wanted) -> None:
+        """Raises ApiError for a broker that is no replica here, or for one from before its restart."""
+        if self._replica_id not in partition.replicas:
+            # It knows of an assignment that this node has not heard of yet, or the other way round.
+            knows_epoch = wanted.leader_epoch >= 0
+            raise ApiError(
+                ErrorCode.unknown_leader_epoch if knows_epoch else ErrorCode.not_leader_or_follower
+            )
+        broker = self._node.image.brokers.get(self._replica_id)
+        if broker is not None and -1 < self._replica_epoch < broker.epoch:
+            raise ApiError(ErrorCode.not_leader_or_follower, "the broker has registered again since")
+
+    def _count(self, partition: Partition, wanted: Wanted) -> None:
+        if not wanted.is_uncounted or partition.leading is None:
+            return
+        wanted.is_uncounted = False
+        if wanted.leader_epoch != partition.leader_epoch:
+            return
+        wanted.counted_epoch = partition.leader_epoch
+        if partition.leading.fetched(self._replica_id, wanted.offset, self._replica_epoch, self._heard_ms):
+            self._node.isr.wake()
+
+    # -- errors --------------------------------------------------------------------------------------
+
+    def _error(self, key: Key, error: ApiError) -> PartitionData:
+        self._node.metrics.count_error("fetch", error.code.name)
+        found = (self._partitions_of.get(key[0]) or {}).get(key[1])
+        if found is not None and error.code is ErrorCode.kafka_storage_error:
+            self._node.partitions.unreadable(found, error)
+        if found is None or error.code is not ErrorCode.offset_out_of_range:
+            return PartitionData(key[1], error.code.value, current_leader=self._leader(key, error.code))
+        high = found.high.offset
+        return PartitionData(key[1], error.code.value, high, high, found.log.start_offset)
+
+    def _leader(self, key: Key, error: ErrorCode) -> tuple[int, int] | None:
+        if self.hints is None:
+            self.hints = LeaderHints(self._node.image, self._listener, by_id=self._by_id)
+        return self.hints.leader(*key, error)
+
+
+def _divergence(partition: Partition, wanted: Wanted) -> tuple[int, int] | None:
+    """Where the reader's history leaves ours, if it does (KIP-595, KIP-320)."""
+    epoch, end_offset = partition.end_of_epoch(wanted.last_fetched_epoch)
+    if epoch < 0:
+        raise ApiError(ErrorCode.offset_out_of_range)
+    if epoch < wanted.last_fetched_epoch or end_offset < wanted.offset:
+        return epoch, end_offset
+    return None
