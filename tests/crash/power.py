@@ -100,7 +100,7 @@ def lose_power(data_dir: Path, journal: Path, chance: random.Random) -> int:
             _damage(path, synced, torn, chance)
             lost += size - synced - torn
     for boot in data_dir.rglob(BOOT):
-        boot.write_text("a boot before the power was lost\n")
+        boot.write_text(json.dumps({**json.loads(boot.read_text()), "bootId": "before the power was lost"}))
     _settle(data_dir, journal)
     return lost
 

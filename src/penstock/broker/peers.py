@@ -35,6 +35,7 @@ CONTROL: Final = "control"
 
 #: The largest answer a peer may send; snapshots and fetches ask for far less.
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
+CONNECT_TIMEOUT_S: Final = 1.0
 _LANDING_BYTES: Final = 64 * 1024
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 _INT32 = struct.Struct(">i")
@@ -148,7 +149,8 @@ class Peers:
         key = (address, purpose)
         task = self._connections.get(key)
         if task is None or (task.done() and not _is_usable(task)):
-            task = self._connections[key] = asyncio.get_running_loop().create_task(_connect(address))
+            connecting = _connect(address, self._node.settings.string("penstock.peer.bind.host"))
+            task = self._connections[key] = asyncio.get_running_loop().create_task(connecting)
             task.add_done_callback(_seen)
         # One who gives up waiting leaves the others their connection.
         return await asyncio.shield(task)
@@ -179,10 +181,19 @@ def _body_at(answer: memoryview, is_flexible: bool) -> int:
         raise PeerUnreachable("the answer's header is damaged", refused=False) from None
 
 
-async def _connect(address: Address) -> _PeerConnection:
+async def _connect(address: Address, bind_host: str) -> _PeerConnection:
+    """Given up after a while: the next attempt sends its first packet at once, an old one waits ever longer."""
     host, port = address
+    source = (bind_host, 0) if bind_host else None
     try:
-        _, connection = await asyncio.get_running_loop().create_connection(_PeerConnection, host, port)
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                _PeerConnection, host, port, local_addr=source
+            )
+    except TimeoutError:
+        raise PeerUnreachable(
+            f"{host}:{port}: no connection in {CONNECT_TIMEOUT_S:g} s", refused=False
+        ) from None
     except OSError as error:
         refused = isinstance(error, ConnectionError)
         raise PeerUnreachable(f"{host}:{port}: {error.strerror or error}", refused=refused) from None
