@@ -20,6 +20,6 @@ async def alter_in_cluster(
     node: Node, alter: Alter, resources: Sequence[AlterResource], validate_only: bool
 ) -> tuple[AlterResult, ...]:
     rules = ConfigRules(node_settings=NODE_SETTINGS, node=node_layers(node.settings, node.image))
-    return await node.metadata.propose(
+    return await node.controller.propose(
         lambda image: alter(image, resources, rules=rules, validate_only=validate_only)
     )
