@@ -317,7 +317,15 @@ class LeaderRules:
         return is_keeping_up
 
     def _may_join(self, follower: _Follower) -> bool:
-        return self._has_all_committed(follower) and self._has_reached_this_epoch(follower)
+        return (
+            self._is_heard(follower)
+            and self._has_all_committed(follower)
+            and self._has_reached_this_epoch(follower)
+        )
+
+    def _is_heard(self, follower: _Follower) -> bool:
+        """One that left because it fell silent does not come back on what it said before."""
+        return self._now_ms - follower.fetched_ms <= self.lag_ms_max
 
     def _has_all_committed(self, follower: _Follower) -> bool:
         return follower.offset >= self.high_watermark

@@ -1,0 +1,297 @@
+"""One partition on one broker: leader, follower or neither, over a simulated log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+
+from penstock.cluster.state import PartitionState
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.replication.follower import EpochEnd, FetchAnswer, FetchPosition, FollowerRules
+from penstock.replication.leader import IsrProposal, LeaderRules
+from penstock.simulation.simlog import NO_PRODUCER, Batch, SimLog
+
+if TYPE_CHECKING:
+    from penstock.simulation.groups import Groups
+    from penstock.simulation.node import Node
+
+_SERVED_BATCHES_MAX: Final = 8
+
+OnCommit = Callable[[ErrorCode], None]
+
+
+class Key(NamedTuple):
+    """A partition by topic id, which a topic made anew does not share."""
+
+    topic_id: UUID
+    partition: int
+
+    def __repr__(self) -> str:
+        return f"{self.topic_id.int & 0xFFFF:x}-{self.partition}"
+
+
+class Produce(NamedTuple):
+    key: Key
+    values: tuple[Any, ...]
+    acks_all: bool
+    producer_id: int = NO_PRODUCER
+    producer_epoch: int = -1
+    sequence: int = -1
+
+
+class Served(NamedTuple):
+    """A leader's answer to a follower about one partition."""
+
+    answer: FetchAnswer
+    batches: tuple[Batch, ...]
+
+
+class Replica:
+    def __init__(self, node: Node, key: Key, topic: str, log: SimLog) -> None:
+        self.node = node
+        self.key = key
+        self.topic = topic
+        self.log = log
+        self.state: PartitionState | None = None
+        self.leading: LeaderRules | None = None
+        self.following: FollowerRules | None = None
+        #: The coordinator that lives on this partition while it leads.
+        self.groups: Groups | None = None
+        self.is_damaged = False
+        self._waiters: list[tuple[int, OnCommit]] = []
+        #: What each follower was last told of the high watermark.
+        self.told: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Replica {self.topic}-{self.key.partition} on {self.node.id} {self.leading or self.following} {self.log}>"
+
+    # --- roles ---
+
+    def assume(self, state: PartitionState) -> None:
+        """What the image says of this partition now."""
+        before, self.state = self.state, state
+        if before is not None and before.leader_epoch == state.leader_epoch:
+            if self.leading is not None:
+                self._reconfigured(self.leading, state)
+            return
+        self.give_up()
+        self.node.fetches.wake(self.key)
+        if self.is_damaged:
+            return
+        if state.leader == self.node.id:
+            self._lead(state)
+        elif state.has_leader:
+            self.following = FollowerRules(leader_id=state.leader, leader_epoch=state.leader_epoch)
+
+    def give_up(self) -> None:
+        """Whoever waits here must look for the leader elsewhere."""
+        self.leading = self.following = None
+        self.told.clear()
+        waiters, self._waiters = self._waiters, []
+        if self.groups is not None:
+            self.groups.close()
+            self.groups = None
+        for _, on_commit in waiters:
+            on_commit(ErrorCode.not_leader_or_follower)
+
+    def _lead(self, state: PartitionState) -> None:
+        log, node = self.log, self.node
+        log.epochs.assign(state.leader_epoch, log.end_offset)
+        node.world.note("leads", node.id, self.topic, self.key, "epoch", state.leader_epoch, log)
+        self.leading = LeaderRules(
+            local_id=node.id,
+            leader_epoch=state.leader_epoch,
+            partition_epoch=state.partition_epoch,
+            replicas=state.replicas,
+            isr=state.isr,
+            epoch_start_offset=log.end_offset,
+            high_watermark=log.high_watermark,
+            local_offset=log.durable_offset,
+            lag_ms_max=node.timings.lag_ms_max,
+            isr_min=node.isr_min(self.topic, state),
+            now_ms=node.now_ms(),
+        )
+        node.invariants.partition_leader(node, self)
+        if log.durable_offset < log.end_offset:
+            self.sync()
+        self.moved()
+
+    def _reconfigured(self, rules: LeaderRules, state: PartitionState) -> None:
+        moved = rules.isr_committed(state.isr, state.partition_epoch)
+        isr_min = self.node.isr_min(self.topic, state)
+        moved |= rules.reconfigured(replicas=state.replicas, isr_min=isr_min)
+        if moved:
+            self.moved()
+
+    # --- leading ---
+
+    def require_leader(self) -> LeaderRules:
+        if self.leading is None:
+            raise ApiError(ErrorCode.not_leader_or_follower)
+        return self.leading
+
+    def produce(self, request: Produce, on_commit: Callable[[ErrorCode, int], None]) -> None:
+        rules = self.require_leader()
+        self.node.machine.disk.require_room()
+        if request.acks_all and rules.is_below_min:
+            raise ApiError(ErrorCode.not_enough_replicas)
+        base_offset = self._repeated(request)
+        if base_offset is None:
+            base_offset = self.append(
+                request.values, request.producer_id, request.producer_epoch, request.sequence
+            )
+        end = base_offset + len(request.values)
+        if request.acks_all:
+            self.when_committed(end, lambda error: on_commit(error, base_offset))
+        else:
+            on_commit(ErrorCode.none, base_offset)
+
+    def _repeated(self, request: Produce) -> int | None:
+        if request.producer_id == NO_PRODUCER:
+            return None
+        last_delta = len(request.values) - 1
+        trace = self.log.producers.check(
+            request.producer_id, request.producer_epoch, request.sequence, last_delta, False
+        )
+        return None if trace is None else trace.base_offset
+
+    def append(
+        self,
+        values: tuple[Any, ...],
+        producer_id: int = NO_PRODUCER,
+        producer_epoch: int = -1,
+        sequence: int = -1,
+    ) -> int:
+        """The leader's own append; followers and the disk hear of it at once."""
+        log, rules = self.log, self.require_leader()
+        base = log.end_offset
+        batch = Batch(
+            self.node.world.serial(),
+            base,
+            base + len(values),
+            rules.leader_epoch,
+            values,
+            producer_id,
+            producer_epoch,
+            sequence,
+        )
+        self.put(batch)
+        self.sync()
+        if not log.is_synced_to_count and rules.local_moved(log.durable_offset):
+            self.moved()
+        self.node.fetches.wake(self.key)
+        return base
+
+    def when_committed(self, end_offset: int, on_commit: OnCommit) -> None:
+        if self.log.high_watermark >= end_offset:
+            on_commit(ErrorCode.none)
+        else:
+            self._waiters.append((end_offset, on_commit))
+
+    def put(self, batch: Batch) -> None:
+        self.log.append(batch)
+        self.node.invariants.appended(self.node, self.key, self.log, batch)
+
+    def sync(self) -> None:
+        self.node.sync(self.log, self._synced)
+
+    def _synced(self) -> None:
+        if self.leading is not None and self.leading.local_moved(self.log.durable_offset):
+            self.moved()
+
+    def moved(self) -> None:
+        """The high watermark of the rules may have moved."""
+        rules = self.leading
+        if rules is None:
+            return
+        self.log.high_watermark = high = rules.high_watermark
+        self.node.invariants.high_watermark(self.node, self, rules.leader_epoch, high)
+        if self._waiters:
+            due = [waiter for waiter in self._waiters if waiter[0] <= high]
+            self._waiters = [waiter for waiter in self._waiters if waiter[0] > high]
+            for _, on_commit in due:
+                on_commit(ErrorCode.none)
+        self.node.fetches.wake(self.key)
+
+    def serve(self, follower: int, broker_epoch: int, asked: FetchPosition, *, is_new: bool) -> Served:
+        """What a follower is told; its question, when it comes, says how far it has come."""
+        rules, log = self.leading, self.log
+        if rules is None:
+            return refusal(ErrorCode.not_leader_or_follower)
+        if (error := self.fenced(rules, asked.leader_epoch)) is not None:
+            return refusal(error)
+        if follower not in rules.replicas:
+            return refusal(ErrorCode.unknown_topic_or_partition)
+        diverging = self.parting(asked)
+        if diverging is not None:
+            return Served(FetchAnswer(ErrorCode.none, -1, log.start_offset, diverging, False), ())
+        if not log.start_offset <= asked.offset <= log.end_offset:
+            answer = FetchAnswer(ErrorCode.offset_out_of_range, -1, log.start_offset, None, False)
+            return Served(answer, ())
+        if is_new:
+            self._count(rules, follower, broker_epoch, asked.offset)
+        batches = tuple(log.read(asked.offset, log.end_offset, _SERVED_BATCHES_MAX))
+        if log.is_damaged(batches):
+            self.node.found_damage(self)
+            return refusal(ErrorCode.kafka_storage_error)
+        return Served(
+            FetchAnswer(ErrorCode.none, log.high_watermark, log.start_offset, None, bool(batches)), batches
+        )
+
+    def _count(self, rules: LeaderRules, follower: int, broker_epoch: int, offset: int) -> None:
+        now_ms, log_end = self.node.now_ms(), self.log.end_offset
+        if rules.fetched(follower, offset=offset, log_end=log_end, broker_epoch=broker_epoch, now_ms=now_ms):
+            self.moved()
+        if rules.can_join(follower):
+            self.node.propose_isr(self)
+
+    def fenced(self, rules: LeaderRules, asked_epoch: int) -> ErrorCode | None:
+        if asked_epoch < rules.leader_epoch:
+            return ErrorCode.fenced_leader_epoch
+        return ErrorCode.unknown_leader_epoch if asked_epoch > rules.leader_epoch else None
+
+    def parting(self, asked: FetchPosition) -> EpochEnd | None:
+        """Where the follower's history leaves the leader's, judged by epochs."""
+        if asked.last_fetched_epoch < 0:
+            return None
+        epoch, end = self.log.end_offset_for(asked.last_fetched_epoch)
+        if epoch < asked.last_fetched_epoch or end < asked.offset:
+            return EpochEnd(epoch, end)
+        return None
+
+    def wanted_isr(self) -> IsrProposal | None:
+        rules = self.leading
+        if rules is None:
+            return None
+        if rules.expired(self.node.now_ms()):
+            self.moved()
+        return rules.wanted_isr(self.node.now_ms(), self.node.is_eligible)
+
+    # --- for clients ---
+
+    def consume(self, offset: int) -> tuple[int, list[Batch]]:
+        """The high watermark, and committed batches from an offset on."""
+        self.require_leader()
+        log = self.log
+        if not log.start_offset <= offset <= log.end_offset:
+            raise ApiError(ErrorCode.offset_out_of_range)
+        batches = log.read(offset, self.readable_end(), _SERVED_BATCHES_MAX)
+        if log.is_damaged(batches):
+            self.node.found_damage(self)
+            raise ApiError(ErrorCode.kafka_storage_error)
+        return log.high_watermark, batches
+
+    def readable_end(self) -> int:
+        return self.log.high_watermark
+
+    def latest_offset(self) -> int:
+        rules = self.require_leader()
+        if not rules.has_reached_epoch_start:
+            raise ApiError(ErrorCode.offset_not_available)
+        self.node.invariants.latest_told(self.key, rules.leader_epoch, self.log.high_watermark)
+        return self.log.high_watermark
+
+
+def refusal(error: ErrorCode) -> Served:
+    return Served(FetchAnswer(error, -1, -1, None, False), ())

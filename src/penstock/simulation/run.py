@@ -1,0 +1,100 @@
+"""One seed: a world is built, worked in, broken, mended, and must work again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.simulation.cluster import Cluster, Shape
+from penstock.simulation.faults import Faults
+from penstock.simulation.ledger import Violation
+from penstock.simulation.timings import SMALL
+from penstock.simulation.workload import ACKNOWLEDGED_MIN, TopicShape, Workload, offsets_topic
+from penstock.simulation.world import World, told
+
+_START_MS_MAX: Final = 6_000
+_FAULTS_MS: Final = (700, 2_000)
+_MEND_MS_MAX: Final = 8_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    seed: int
+    invariant: str | None = None
+    story: str = ""
+    recent: tuple[str, ...] = ()
+    counts: Counter[str] = field(default_factory=Counter)
+    fired: Counter[str] = field(default_factory=Counter)
+    events: int = 0
+    simulated_ms: int = 0
+    #: Equal for equal runs.
+    digest: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        return self.invariant is None
+
+
+def run_seed(seed: int, *, tell: Callable[[str], None] | None = None) -> Outcome:
+    world = World(seed, tell=tell)
+    cluster, workload = _build(world)
+    faults = Faults(cluster, workload)
+    invariant, story = None, ""
+    try:
+        _play(world, cluster, workload, faults)
+    except Violation as violation:
+        invariant, story = violation.invariant, violation.story
+    except Exception as error:
+        invariant, story = "an assertion of the code", f"{type(error).__name__} {_where(error)}"
+    return Outcome(
+        seed=seed,
+        invariant=invariant,
+        story=story,
+        recent=tuple(told(note) for note in world.recent) if invariant is not None else (),
+        counts=workload.counts,
+        fired=faults.fired,
+        events=world.events,
+        simulated_ms=world.now_ms,
+        digest=hash((world.events, world.now_ms, world.random.random())),
+    )
+
+
+def _build(world: World) -> tuple[Cluster, Workload]:
+    extra = world.draw(3) if world.chance(0.5) else 0
+    voters = 3 if world.chance(0.8) else 2
+    cluster = Cluster(world, Shape(brokers=extra, voters=voters, clock_drift=0.03), SMALL)
+    topics = [TopicShape("orders", world.between(1, 2), 3, 2), offsets_topic()]
+    if world.chance(0.4):
+        topics.append(TopicShape("plain", 1, world.between(2, 3), 1))
+    if world.chance(0.3):
+        topics.append(TopicShape("fast", 1, 3, 2, "never"))
+    return cluster, Workload(cluster, tuple(topics))
+
+
+def _play(world: World, cluster: Cluster, workload: Workload, faults: Faults) -> None:
+    for machine in cluster.machines.values():
+        cluster.start(machine)
+    workload.start()
+    if not world.run(_START_MS_MAX, lambda: workload.has_begun):
+        raise Violation("progress", "nothing works after the start")
+    faults.start(world.between(40, 250))
+    world.run(world.now_ms + world.between(*_FAULTS_MS))
+    faults.heal()
+    workload.close()
+    if not world.run(world.now_ms + _MEND_MS_MAX, workload.is_done):
+        raise Violation("progress", f"after the faults: {workload.unfinished()}")
+    workload.finish()
+    if workload.counts["records acknowledged"] < ACKNOWLEDGED_MIN and world.now_ms > 2_000:
+        raise Violation("progress", f"only {workload.counts['records acknowledged']} records acknowledged")
+
+
+def _where(error: Exception) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = (
+        "" if trace is None else f"{trace.tb_frame.f_code.co_filename.rsplit('/', 2)[-1]}:{trace.tb_lineno}"
+    )
+    return f"{place} {error}"

@@ -1,0 +1,33 @@
+"""How long everything waits, in simulated milliseconds. Short against the faults, so that little time holds much."""
+
+from typing import NamedTuple
+
+from penstock.raft.values import Timings
+
+
+class WorldTimings(NamedTuple):
+    raft: Timings = Timings(
+        election_timeout_ms=150, fetch_timeout_ms=250, backoff_max_ms=100, fetch_wait_ms=120, retry_ms=30
+    )
+    request_ms: int = 200
+    heartbeat_ms: int = 80
+    session_ms: int = 320
+    lag_ms_max: int = 200
+    fetch_wait_ms: int = 120
+    #: How often a broker looks after its in-sync sets and writes its high watermarks down.
+    care_ms: int = 60
+    backoff_ms: int = 25
+
+
+SMALL = WorldTimings()
+#: The defaults of the product, for a world that measures fail-over as a user would see it.
+DEFAULT = WorldTimings(
+    raft=Timings(),
+    request_ms=2_000,
+    heartbeat_ms=2_000,
+    session_ms=9_000,
+    lag_ms_max=30_000,
+    fetch_wait_ms=500,
+    care_ms=500,
+    backoff_ms=200,
+)
