@@ -64,6 +64,8 @@ class FollowingPartition(Protocol):
     def is_being_moved_here(self) -> bool: ...
     async def synced(self, offset: int) -> None: ...
     def follower_high_watermark(self, offset: int) -> None: ...
+    def truncated(self) -> None:
+        """The log was cut back or begun anew, so the high watermark may have to come along."""
 
 
 class Outcome(Enum):
@@ -157,6 +159,8 @@ class Following:
 
     async def made_durable(self) -> bool:
         """False: it was stopped or closed first."""
+        if self.is_durable:
+            return not self.is_over
         self._syncing = asyncio.current_task()
         try:
             await self.partition.synced(self.partition.log.end_offset)
@@ -268,15 +272,14 @@ class Following:
 
     async def _cut(self, action: Truncate | RestartAt) -> None:
         node, partition = self._node, self.partition
-        log = partition.log
-        self._report_cut(action, log.end_offset)
+        self._report_cut(action, partition.log.end_offset)
         cut = node.store.truncate if isinstance(action, Truncate) else node.store.restart_at
         try:
             await node.in_thread(cut, partition.topic, partition.index, action.offset, now_ms=node.now_ms())
         except OSError as error:
             end_process(error)  # half a truncation is put right only by the recovery of a start
             raise
-        partition.follower_high_watermark(min(partition.high.offset, log.end_offset))
+        partition.truncated()
         node.housekeeping.truncated(partition)
 
     def _report_cut(self, action: Truncate | RestartAt, end_offset: int) -> None:

@@ -89,7 +89,10 @@ class RaiseHighWatermark(NamedTuple):
 
 
 class RaiseStart(NamedTuple):
-    """The leader's log start; carried out with `FollowerRules.bounded_start`."""
+    """The leader's log start; carried out with `FollowerRules.bounded_start`.
+
+    It comes after records too, as they may bring back some from before it: batches come as a whole.
+    """
 
     offset: int
 
@@ -155,7 +158,7 @@ class FollowerRules:
     def _continued(self, answer: FetchAnswer, log: FollowerLog) -> list[FollowerAction]:
         actions: list[FollowerAction] = [Append()] if answer.has_records else []
         actions.append(RaiseHighWatermark(answer.high_watermark))
-        if answer.log_start > log.start_offset:
+        if answer.has_records or answer.log_start > log.start_offset:
             actions.append(RaiseStart(answer.log_start))
         return actions
 

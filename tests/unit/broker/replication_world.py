@@ -1,0 +1,284 @@
+"""A node that follows, with real logs in a real store, and leaders in memory that answer its fetches."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import io
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v17 import response as schema
+from kio.serial import entity_writer
+
+from penstock.broker.peers import PeerUnreachable
+from penstock.cluster.image import ClusterImage
+from penstock.log.config import LogConfig
+from penstock.log.files import FilePool
+from penstock.log.log import Log
+from penstock.log.positions import LogPosition
+from penstock.log.store import LogStore
+from penstock.protocol.errors import ApiError
+from penstock.protocol.fetch import FetchPartition, FetchRequest, parse_fetch
+from penstock.protocol.records import Record, encode_batch
+
+NOW_MS = 1_700_000_000_000
+SETTINGS = {
+    "replica.fetch.wait.max.ms": 60_000,
+    "replica.fetch.max.bytes": 1 << 20,
+    "replica.fetch.response.max.bytes": 10 << 20,
+    "replica.fetch.backoff.ms": 5,
+    "replica.socket.timeout.ms": 5000,
+}
+
+
+def batch_of(*values: bytes) -> memoryview:
+    return memoryview(encode_batch([Record(i, NOW_MS, b"key", value) for i, value in enumerate(values)]))
+
+
+class FollowerPartition:
+    """A partition in the follower's role. With `gate` its syncs wait for `sync_now`."""
+
+    def __init__(self, log: Log, topic_id: UUID, index: int, *, flush: str = "never") -> None:
+        self.log = log
+        self.topic, self.topic_id, self.index = "orders", topic_id, index
+        self.leader_id, self.leader_epoch = 1, 1
+        self.is_retired = self.is_being_moved_here = False
+        self.syncs_on_ack = flush == "ack"
+        self.high = LogPosition(0, 0, 0)
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self.sync_wanted = asyncio.Event()
+
+    @property
+    def durable_offset(self) -> int:
+        return self.log.synced.offset if self.syncs_on_ack else self.log.end_offset
+
+    async def synced(self, offset: int) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((offset, future))
+        self.sync_wanted.set()
+        await future
+
+    def sync_now(self) -> None:
+        ticket = self.log.flush_begin()
+        assert ticket is not None
+        ticket.run()
+        self.log.flush_done(ticket)
+        for offset, future in self._waiting:
+            if offset <= self.log.synced.offset and not future.done():
+                future.set_result(None)
+
+    def follower_high_watermark(self, offset: int) -> None:
+        assert self.high.offset < offset <= self.log.end_offset
+        self.high = LogPosition(offset, -1, -1)
+
+    def truncated(self) -> None:
+        self.high = LogPosition(min(self.high.offset, self.log.end_offset), -1, -1)
+
+
+class Follower:
+    """What a Node is to the follower's side."""
+
+    def __init__(self, directory: Path) -> None:
+        self.node_id = 2
+        self.store = LogStore.open(directory / "follower", node_id=2)
+        self.image = ClusterImage()
+        self.lifecycle = SimpleNamespace(broker_epoch=42)
+        self.housekeeping = SimpleNamespace(truncated=self._truncated)
+        self.settings = SimpleNamespace(integer=SETTINGS.__getitem__, values={}, origins={}, node_id=2)
+        self.peers = SimpleNamespace(fetch=self._fetch)
+        self.leaders: dict[int, Leader] = {}
+        self.heard_of_truncation: list[Any] = []
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._threads = ThreadPoolExecutor(2)
+
+    def partition(self, index: int = 0, *, topic_id: UUID | None = None, **options: Any) -> FollowerPartition:
+        topic_id = topic_id or UUID(int=1000)
+        log = self.store.open_or_create("orders", index, topic_id, LogConfig(), now_ms=NOW_MS)
+        return FollowerPartition(log, topic_id, index, **options)
+
+    def now_ms(self) -> int:
+        return NOW_MS
+
+    def spawn(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def in_thread(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        return asyncio.wrap_future(self._threads.submit(call, *args, **kwargs))
+
+    async def close(self) -> None:
+        for task in tuple(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self._threads.shutdown()
+        self.store.close(clean=False)
+
+    def _truncated(self, partition: Any) -> None:
+        self.heard_of_truncation.append(partition)
+
+    async def _fetch(self, where: int, body: bytes, *, version: int, timeout_s: float) -> memoryview:
+        assert version == 17
+        leader = self.leaders.get(where)
+        if leader is None:
+            raise PeerUnreachable("nobody there", refused=True)
+        return await leader.fetch(parse_fetch(memoryview(body), 0, version))
+
+
+class Leader:
+    """Serves logs of its own by the rules of a session, parks what brings no news, and remembers all requests."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files = FilePool()
+        self.logs: dict[tuple[bytes, int], Log] = {}
+        self.high: dict[tuple[bytes, int], int] = {}
+        self.epoch = 1
+        self.errors: dict[tuple[bytes, int], ErrorCode] = {}
+        self.requests: list[FetchRequest] = []
+        self.session: dict[tuple[bytes, int], FetchPartition] = {}
+        self.session_id, self.session_epoch = 0, 0
+        self.given_up = 0
+        self._told: dict[tuple[bytes, int], tuple[int, int]] = {}
+        self._news = asyncio.Event()
+        self._asked = asyncio.Event()
+
+    def log(self, index: int = 0, topic_id: UUID | None = None) -> Log:
+        key = ((topic_id or UUID(int=1000)).bytes, index)
+        if key not in self.logs:
+            directory = self._directory / f"leader-{key[0].hex()}-{index}"
+            directory.mkdir(parents=True)
+            self.logs[key] = Log.open(directory, LogConfig(), files=self._files, now_ms=NOW_MS)
+        return self.logs[key]
+
+    def write(self, *values: bytes, index: int = 0, topic_id: UUID | None = None, epoch: int = 1) -> None:
+        log = self.log(index, topic_id)
+        log.append(batch_of(*values), leader_epoch=epoch, now_ms=NOW_MS)
+        self.high[(topic_id or UUID(int=1000)).bytes, index] = log.end_offset
+        self._news.set()
+
+    def forget_session(self) -> None:
+        self.session_id = -1
+        self._news.set()
+
+    async def asked(self, count: int) -> FetchRequest:
+        """The request of that number, from 1, once it has come."""
+        while len(self.requests) < count:
+            self._asked.clear()
+            await self._asked.wait()
+        return self.requests[count - 1]
+
+    async def fetch(self, request: FetchRequest) -> memoryview:
+        self.requests.append(request)
+        self._asked.set()
+        error = self._open(request)
+        if error is not ErrorCode.none:
+            return _response(error, 0, {})
+        session_id = self.session_id
+        try:
+            while not (answers := self._answers(is_full=request.session_epoch == 0)):
+                self._news.clear()
+                async with asyncio.timeout(request.max_wait_ms / 1000):
+                    await self._news.wait()
+                if self.session_id != session_id:
+                    return _response(ErrorCode.fetch_session_id_not_found, 0, {})
+        except TimeoutError:
+            answers = {}
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+        return _response(ErrorCode.none, self.session_id, answers)
+
+    def _open(self, request: FetchRequest) -> ErrorCode:
+        if request.session_epoch == 0:
+            self.session.clear()
+            self._told.clear()
+            self.session_id, self.session_epoch = max(self.session_id, 0) + 1, 0
+        elif request.session_id != self.session_id:
+            return ErrorCode.fetch_session_id_not_found
+        elif request.session_epoch != self.session_epoch:
+            return ErrorCode.invalid_fetch_session_epoch
+        self.session_epoch += 1
+        for topic_id, partitions in request.topics:
+            self.session.update({(topic_id, asked.partition): asked for asked in partitions})
+        for topic_id, indexes in request.forgotten:
+            for index in indexes:
+                del self.session[topic_id, index]
+                self._told.pop((topic_id, index), None)
+        return ErrorCode.none
+
+    def _answers(self, *, is_full: bool) -> dict[tuple[bytes, int], Any]:
+        answers: dict[tuple[bytes, int], Any] = {}
+        for key, asked in self.session.items():
+            answer = self._answer(key, asked)
+            told = (answer.high_watermark, answer.log_start_offset)
+            is_news = answer.records or answer.error_code is not ErrorCode.none or self._told.get(key) != told
+            if is_news or answer.diverging_epoch.epoch >= 0:
+                answers[key] = answer
+                self._told[key] = told
+        return answers
+
+    def _answer(self, key: tuple[bytes, int], asked: FetchPartition) -> Any:
+        log = self.logs.get(key)
+        if log is None or key in self.errors:
+            return _partition(key[1], self.errors.get(key, ErrorCode.unknown_topic_or_partition))
+        if asked.leader_epoch != self.epoch:
+            return _partition(key[1], ErrorCode.fenced_leader_epoch)
+        high, start = self.high.get(key, 0), log.start_offset
+        if asked.last_fetched_epoch >= 0:
+            epoch, end = log.end_offset_for(asked.last_fetched_epoch)
+            if epoch < 0:
+                epoch, end = log.epochs.latest, log.end_offset
+            if epoch < asked.last_fetched_epoch or end < asked.offset:
+                return _partition(key[1], ErrorCode.none, high, start, diverging=(epoch, end))
+        try:
+            piece = log.read(asked.offset, asked.max_bytes, log.end)
+        except ApiError as error:
+            return _partition(key[1], error.code, high, start)
+        return _partition(key[1], ErrorCode.none, high, start, bytes(piece.data))
+
+
+def _partition(
+    index: int,
+    error: ErrorCode,
+    high: int = -1,
+    start: int = -1,
+    records: bytes = b"",
+    diverging: tuple[int, int] = (-1, -1),
+) -> Any:
+    return schema.PartitionData(
+        partition_index=index,
+        error_code=error,
+        high_watermark=high,
+        last_stable_offset=high,
+        log_start_offset=start,
+        diverging_epoch=schema.EpochEndOffset(epoch=diverging[0], end_offset=diverging[1]),
+        aborted_transactions=None,
+        preferred_read_replica=-1,
+        records=records,
+    )
+
+
+def _response(error: ErrorCode, session_id: int, answers: dict[tuple[bytes, int], Any]) -> memoryview:
+    topics: dict[bytes, list[Any]] = {}
+    for (topic_id, _), answer in answers.items():
+        topics.setdefault(topic_id, []).append(answer)
+    message = schema.FetchResponse(
+        throttle_time=datetime.timedelta(0),
+        error_code=error,
+        session_id=session_id,
+        responses=tuple(
+            schema.FetchableTopicResponse(topic_id=UUID(bytes=topic_id), partitions=tuple(partitions))
+            for topic_id, partitions in topics.items()
+        ),
+    )
+    out = io.BytesIO()
+    entity_writer(schema.FetchResponse)(out, message)
+    return memoryview(out.getvalue())
