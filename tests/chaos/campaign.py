@@ -190,20 +190,13 @@ class Campaign:
 
     def _await_work(self, kind: str) -> None:
         """Until the cluster has proven that it lives: in every partition, and for long enough."""
-        began, acknowledged, delivered = (
-            time.monotonic(),
-            self._progress.acknowledged,
-            self._progress.delivered,
-        )
+        began, before = time.monotonic(), self._progress.counts()
 
         def is_done() -> bool:
             self._check_clients()
-            is_enough = self._progress.acknowledged - acknowledged >= self._plan.work
-            return (
-                is_enough
-                and self._progress.delivered - delivered >= self._plan.work
-                and not self._progress.silent_since(began)
-            )
+            acknowledged, delivered, committed = self._since(before)
+            is_enough = acknowledged >= self._plan.work and delivered >= self._plan.work and committed > 0
+            return is_enough and not self._progress.silent_since(began)
 
         try:
             eventually(is_done, within_s=RECOVERY_S, what=f"recovery from {kind}")
@@ -211,7 +204,7 @@ class Campaign:
             raise AssertionError(f"{error}; {self._state()}") from None
         if self._chance.random() < 0.85:
             self._await_whole()
-        self._note_work(self._progress.acknowledged - acknowledged, self._progress.delivered - delivered)
+        self._note_work(before)
         self._result.unavailable_s[kind].append(self._progress.take_worst_s())
 
     def _check_clients(self) -> None:
@@ -239,8 +232,11 @@ class Campaign:
         codes = {node.node_id: node.exit_code for node in self._cluster.nodes.values()}
         return {node_id: code for node_id, code in codes.items() if code is not None}
 
-    def _note_work(self, acknowledged: int, delivered: int) -> None:
-        for name, count in (("acknowledged", acknowledged), ("delivered", delivered)):
+    def _since(self, before: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(now - then for now, then in zip(self._progress.counts(), before, strict=True))
+
+    def _note_work(self, before: tuple[int, ...]) -> None:
+        for name, count in zip(("acknowledged", "delivered", "committed"), self._since(before), strict=True):
             self._result.least_work[name] = min(count, self._result.least_work.get(name, count))
 
     def _read_all(self) -> None:

@@ -170,6 +170,7 @@ class Member(Reader):
             return
         kept = [[item.partition, item.offset] for item in answer if item.error is None]
         self.history.add(self.name, "ok", "commit", STRONG, kept)
+        self.progress.commit(len(kept))
 
 
 class Last(Reader):

@@ -80,13 +80,14 @@ class Upkeep:
 
     def _roll(self) -> None:
         for node in self._cluster.nodes.values():
+            self._try(lambda node=node: node.is_ready, "nodes that were not ready to be restarted")  # type: ignore[misc]
             with self._hands.on([node.node_id]):
-                if not node.is_running:
+                if not node.is_ready:
                     continue
                 if (code := node.stop()) != 0:
                     self.notes[f"node {node.node_id} ended with {code} when told to stop"] += 1
                 node.launch()
-            self._try(lambda node=node: node.is_ready, "a restarted node was not ready in time")  # type: ignore[misc]
+            self._try(lambda node=node: node.is_ready, "restarted nodes that were not ready in time")  # type: ignore[misc]
 
     def _move(self) -> None:
         partition = self._chance.randrange(PARTITIONS[STRONG])

@@ -40,6 +40,7 @@ class Progress:
         self._lock = threading.Lock()
         self.acknowledged = 0
         self.delivered = 0
+        self.committed = 0
         self.troubles: Counter[str] = Counter()
         self._last_s: dict[tuple[str, int], float] = {}
         self._worst_s = 0.0
@@ -55,6 +56,14 @@ class Progress:
     def deliver(self, count: int) -> None:
         with self._lock:
             self.delivered += count
+
+    def commit(self, count: int) -> None:
+        with self._lock:
+            self.committed += count
+
+    def counts(self) -> tuple[int, int, int]:
+        """Acknowledged with acks=all, delivered, committed by the group."""
+        return self.acknowledged, self.delivered, self.committed
 
     def trouble(self, what: str) -> None:
         with self._lock:
