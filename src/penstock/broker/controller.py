@@ -1,4 +1,7 @@
-"""What the active controller does besides deciding on request: it watches brokers and keeps leaders in place."""
+"""What the active controller does besides deciding on request: it watches brokers and keeps leaders in place.
+
+What a lone node does not need in order to start is imported when it is first used.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from penstock.broker.leader_care import LeaderCare
-from penstock.broker.registration import with_feature_levels
 from penstock.broker.topic_settings import node_layers
-from penstock.cluster.controller.brokers import BrokerRegistration, register_broker
-from penstock.cluster.controller.fencing import fence_brokers
-from penstock.cluster.controller.heartbeats import Heartbeat, HeartbeatReply, heartbeat
 from penstock.cluster.controller.rules import ControllerRules
 from penstock.cluster.controller.sessions import BrokerSessions
 from penstock.cluster.decision import Decision, UncleanElection
@@ -22,7 +20,10 @@ from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
+    from penstock.broker.leader_care import LeaderCare
     from penstock.broker.node import Node
+    from penstock.cluster.controller.brokers import BrokerRegistration
+    from penstock.cluster.controller.heartbeats import Heartbeat, HeartbeatReply
 
 logger = logging.getLogger("penstock.controller")
 
@@ -46,7 +47,7 @@ class Controller:
         )
         self._layers: tuple[Layer, ...] | None = None
         self._rules = ControllerRules()
-        self._care = LeaderCare(node, self)
+        self._care: LeaderCare | None = None
         self._watching: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -60,7 +61,7 @@ class Controller:
         self.became_inactive()
         node.metrics.controller_elections += 1
         self.sessions.elected(node.image, self._now_ms(), node.channel.last_controller_id)
-        self._care.started()
+        self._care = None
         self._watching = node.spawn(self._watch())
 
     def became_inactive(self) -> None:
@@ -116,6 +117,9 @@ class Controller:
 
     async def register(self, registration: BrokerRegistration, *, previous_epoch: int) -> int:
         """The broker's epoch. It was clean only if it ended as the incarnation that the cluster knows."""
+        from penstock.broker.registration import with_feature_levels
+        from penstock.cluster.controller.brokers import register_broker
+
         node = self._node
         broker_id = registration.broker_id
 
@@ -138,6 +142,8 @@ class Controller:
 
     async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Raises NOT_CONTROLLER, STALE_BROKER_EPOCH."""
+        from penstock.cluster.controller.heartbeats import heartbeat
+
         node = self._node
         if not node.metadata.is_active:
             raise ApiError(ErrorCode.not_controller)
@@ -176,10 +182,18 @@ class Controller:
             try:
                 self._forgive_own_pause(self._now_ms() - started_ms - pause_s * 1000)
                 await self._fence_silent()
-                await self._care.look(self._now_ms())
+                await self._leaders().look(self._now_ms())
             except ApiError as error:
                 # Nothing has changed, or another node decides by now: the next look sees.
                 logger.info("decision not made", extra={"reason": error.message or error.code.name})
+
+    def _leaders(self) -> LeaderCare:
+        """Begun anew with every term: a new controller does not know who has just come."""
+        if self._care is None:
+            from penstock.broker.leader_care import LeaderCare
+
+            self._care = LeaderCare(self._node, self)
+        return self._care
 
     def _pause_s(self) -> float:
         deadline_ms = self.sessions.next_deadline_ms()
@@ -194,6 +208,8 @@ class Controller:
             self.sessions.elected(self._node.image, self._now_ms())
 
     async def _fence_silent(self) -> None:
+        from penstock.cluster.controller.fencing import fence_brokers
+
         def decide(image: ClusterImage) -> Decision[None]:
             silent = self.sessions.expired(image, self._now_ms())
             return fence_brokers(image, silent, rules=self.rules()) if silent else Decision((), None)

@@ -37,10 +37,6 @@ class LeaderCare:
         self._interval_ms = settings.integer("leader.imbalance.check.interval.seconds") * 1000
         self._percentage_max = settings.integer("leader.imbalance.per.broker.percentage")
         self._internal_replicas = settings.integer("offsets.topic.replication.factor")
-        self.started()
-
-    def started(self) -> None:
-        """A new controller does not know who has just come, and looks at everyone once."""
         self._coming: dict[_Incarnation, int] = {}  # since when they are active
         self._settled: set[_Incarnation] = set()
         self._due_ms: int | None = None

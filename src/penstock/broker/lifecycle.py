@@ -22,12 +22,12 @@ from penstock.broker.registration import (
     register_alone,
     registration_request,
 )
-from penstock.cluster.controller.heartbeats import Heartbeat, HeartbeatReply
 from penstock.log.boot import Run, current_boot_id, note_run, safe_epoch
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
+    from penstock.cluster.controller.heartbeats import Heartbeat, HeartbeatReply
     from penstock.log.checkpoints import PartitionKey
 
 logger = logging.getLogger("penstock.lifecycle")
@@ -189,6 +189,8 @@ class BrokerLifecycle:
     # -- heartbeats ----------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
+        if not self.is_fenced:
+            await self._rest(self._interval_s)  # what is registered and unfenced has just been heard of
         while True:
             started = self._now()
             try:
@@ -199,6 +201,8 @@ class BrokerLifecycle:
             await self._rest(self._pause_s() - (self._now() - started))
 
     async def _heartbeat(self) -> HeartbeatReply:
+        from penstock.cluster.controller.heartbeats import Heartbeat, HeartbeatReply
+
         node = self._node
         beat = Heartbeat(
             broker_id=node.node_id,

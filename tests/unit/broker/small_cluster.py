@@ -204,11 +204,12 @@ class SmallQuorum:
     def __init__(self, node: SmallNode) -> None:
         self._node = node
         self.has_cluster = True
+        #: Who leads, to the best of its knowledge; None: it knows.
+        self.believes: int | None = None
 
     @property
     def leader_id(self) -> int:
-        cluster = self._node.cluster
-        return cluster.leader_id
+        return self._node.cluster.leader_id if self.believes is None else self.believes
 
     @property
     def is_alone(self) -> bool:

@@ -66,6 +66,21 @@ async def test_a_node_that_becomes_active_answers_its_own_question(tmp_path: Pat
 
 
 @in_virtual_time
+async def test_who_decides_no_longer_says_so_and_is_not_taken_at_its_word(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.elect(1)
+    await cluster.start()
+    cluster.elect(3)
+    cluster[2].quorum.believes = 1
+    asking = asyncio.create_task(ask(cluster, 2))
+    await asyncio.sleep(1)
+    assert not asking.done()
+    cluster[2].quorum.believes = None
+    assert await asking == (0, 1000)
+    await cluster.stop()
+
+
+@in_virtual_time
 async def test_what_cannot_be_reached_is_asked_again(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.elect(1)

@@ -27,7 +27,7 @@ from tests.unit.broker.virtual_time import in_virtual_time
 from penstock.broker.apis import APIS, Api
 from penstock.broker.connection import HANG_UP, Slot
 from penstock.broker.dispatch import Dispatcher
-from penstock.protocol.errors import ErrorCode
+from penstock.protocol.errors import ApiError, ErrorCode
 
 ENVELOPE = 58
 RELAYED = [api for api in APIS.values() if api.relay]
@@ -166,8 +166,6 @@ async def test_refusals_of_the_controller_are_passed_on(tmp_path: Path) -> None:
 
 @in_virtual_time
 async def test_a_failure_to_write_is_told_for_each_topic(tmp_path: Path) -> None:
-    from penstock.protocol.errors import ApiError
-
     cluster = await three(tmp_path)
     cluster[1].metadata.fails = ApiError(ErrorCode.kafka_storage_error, "the disk is full")
     for node_id in (1, 2):
@@ -190,6 +188,23 @@ async def test_a_request_survives_an_election(tmp_path: Path) -> None:
     cluster.elect(3)
     await client.replies.get()
     assert "orders" in cluster[2].image.topics
+    await cluster.stop()
+
+
+@in_virtual_time
+async def test_clients_never_hear_of_a_controller_that_lost_office_while_it_decided(tmp_path: Path) -> None:
+    cluster = await three(tmp_path)
+    cluster[1].metadata.fails = ApiError(ErrorCode.not_controller)
+    here, there = Client(cluster[1]), Client(cluster[2])
+    here.tell(topics("a"))
+    there.tell(topics("b"))
+    await asyncio.sleep(1)
+    assert here.replies.empty()
+    assert there.replies.empty()
+    cluster.elect(3)
+    await here.replies.get()
+    await there.replies.get()
+    assert {"a", "b"} == set(cluster[2].image.topics)
     await cluster.stop()
 
 
