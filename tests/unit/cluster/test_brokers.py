@@ -155,6 +155,8 @@ def test_a_leader_change_is_all_that_a_follower_change_is_not() -> None:
 
 def test_fencing_twice_changes_no_partition_twice() -> None:
     image = cluster(2)
-    create(image, NewTopic(name="t", assignments=((0, (1, 2)), (1, (2,)))))
-    fence(image, 2)
+    create(
+        image, NewTopic(name="t", assignments=((0, (1, 2)),)), NewTopic(name="s", assignments=((0, (2,)),))
+    )
+    assert len(fence(image, 2).records) == 3
     assert len(fence_broker(image, 2, rules=CONTROLLER).records) == 1

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from penstock.cluster.controller.leadership import all_partitions
+from penstock.cluster.controller.partition_change import Changes
+from penstock.cluster.controller.rules import ControllerRules
 from penstock.cluster.decision import Decision
 from penstock.cluster.effective import Layer, effective_topic_setting, validate_topic_settings
+from penstock.cluster.guarantees import MIN_ISR
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.names import topic_name_flaw
 from penstock.cluster.records import ConfigRecord
@@ -96,14 +100,33 @@ def _alter(
             results.append(AlterResult(resource=item.resource))
         except ApiError as error:
             results.append(AlterResult(resource=item.resource, error=error.code, message=error.message))
-    return Decision(() if validate_only else tuple(records), tuple(results))
+    changes = _without_eligible(image, records, rules)
+    if validate_only:
+        return Decision((), tuple(results))
+    return changes.decision(tuple(results), first=records)
+
+
+def _without_eligible(image: ClusterImage, records: Sequence[ConfigRecord], rules: ConfigRules) -> Changes:
+    """With a lower min.insync.replicas a leader may go on without those who were eligible until now. Where nobody
+    leads nothing goes on, and they stay."""
+    changes = Changes(image, ControllerRules(node=rules.node))
+    names = {record.resource_name for record in records if record.name == MIN_ISR}
+    for_all = any(
+        record.name == MIN_ISR and record.resource_type == ResourceType.BROKER for record in records
+    )
+    for topic, index, partition in all_partitions(image) if names else ():
+        if (for_all or topic.name in names) and partition.elr and partition.has_leader:
+            change = changes.of(topic, index)
+            change.forget_eligible()
+            changes.add(change)
+    return changes
 
 
 def _alter_one(
     image: ClusterImage, item: AlterResource, rules: ConfigRules, merge: Merge
 ) -> list[ConfigRecord]:
     _refuse_malformed(item.changes)
-    resource = _resource(image, item.resource, rules)
+    resource = _resource(image, item.resource, item.changes, rules)
     current = image.configs.get(item.resource, {})
     wanted = merge(resource, item.changes)
     resource.validate(wanted)
@@ -214,7 +237,9 @@ class _BrokerResource(_Resource):
                 raise ApiError(ErrorCode.invalid_request, str(error)) from None
 
 
-def _resource(image: ClusterImage, resource: ConfigResource, rules: ConfigRules) -> _Resource:
+def _resource(
+    image: ClusterImage, resource: ConfigResource, changes: tuple[ConfigChange, ...], rules: ConfigRules
+) -> _Resource:
     current = image.configs.get(resource, {})
     match resource.type:
         case ResourceType.TOPIC:
@@ -222,9 +247,16 @@ def _resource(image: ClusterImage, resource: ConfigResource, rules: ConfigRules)
             return _TopicResource(current, rules)
         case ResourceType.BROKER:
             _refuse_unknown_broker(image, resource.name)
+            _refuse_for_one_broker(resource.name, changes)
             return _BrokerResource(current, rules)
         case _:
             raise ApiError(ErrorCode.invalid_request, f"Unknown resource type {resource.type}")
+
+
+def _refuse_for_one_broker(name: str, changes: tuple[ConfigChange, ...]) -> None:
+    """The controller decides who is eligible by it, so every leader has to go by the same one."""
+    if name and any(change.name == MIN_ISR and change.value is not None for change in changes):
+        raise ApiError(ErrorCode.invalid_config, f"Broker-level {MIN_ISR} cannot be altered.")
 
 
 def _refuse_unknown_topic(image: ClusterImage, name: str) -> None:

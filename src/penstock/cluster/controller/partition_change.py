@@ -92,6 +92,10 @@ class PartitionChange:
         self._lost.add(broker)
         self.leave_isr((broker,))
 
+    def forget_eligible(self) -> None:
+        """The high watermark may have moved, or be about to, without them."""
+        self._uncertain.update(self.old.elr)
+
     # --- what follows ---
 
     def build(self) -> PartitionChangeRecord | None:
