@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
 from penstock.broker.coordinator_runtime import CoordinatorRuntime, Token
-from penstock.cluster.controller.create_topics import Chance, NewTopic, TopicRules, create_topics
-from penstock.cluster.decision import Decision
+from penstock.broker.topic_creation import create_topics_in_cluster
+from penstock.cluster.controller.create_topics import NewTopic
 from penstock.cluster.delta import ImageDelta
-from penstock.cluster.image import ClusterImage
 from penstock.groups.hashing import partition_of
 from penstock.groups.settings import GroupSettings
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -28,6 +26,10 @@ logger = logging.getLogger("penstock.groups")
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 _MINUTE_MS: Final = 60_000
+#: Made by us, by another broker a moment ago, or made but without room on a disk for now.
+_TOPIC_IS_THERE: Final = frozenset(
+    {ErrorCode.none, ErrorCode.topic_already_exists, ErrorCode.kafka_storage_error}
+)
 #: No longer id can be stored, and hashing one would hold up everyone else.
 _GROUP_ID_CHARACTERS_MAX: Final = 32_767
 
@@ -43,7 +45,7 @@ class GroupCoordinator:
         self._creating: asyncio.Task[None] | None = None
         self._runtime: CoordinatorRuntime[GroupShard] = CoordinatorRuntime(
             new_shard=self._new_shard,
-            find_partition=lambda index: node.partitions.get(OFFSETS_TOPIC, index),
+            find_partition=lambda index: node.partitions.led(OFFSETS_TOPIC, index),
             now_ms=node.now_ms,
             in_thread=node.in_thread,
         )
@@ -54,13 +56,17 @@ class GroupCoordinator:
             await asyncio.wait((self._runtime.load(index),))
 
     def image_changed(self, delta: ImageDelta) -> None:
-        """Deleted topics take their offsets with them, new shards begin to serve."""
+        """Deleted topics take their offsets with them; shards begin to serve where they are led, and end elsewhere."""
         deleted = tuple(topic.name for topic in delta.topics_deleted if topic.name != OFFSETS_TOPIC)
         if deleted and self._shards():
             self._node.spawn(self._forget_topics(deleted))
         for topic, index in delta.partitions_changed:
-            if topic == OFFSETS_TOPIC and self._node.partitions.get(topic, index) is not None:
+            if topic != OFFSETS_TOPIC:
+                continue
+            if self._node.partitions.led(topic, index) is not None:
                 self._runtime.load(index)
+            else:
+                self._runtime.unload(index)
 
     def close(self) -> None:
         self._runtime.close()
@@ -127,36 +133,24 @@ class GroupCoordinator:
         topic = self._node.image.topics.get(OFFSETS_TOPIC)
         if topic is None:
             return []
-        get = self._node.partitions.get
-        return [index for index in topic.partitions if get(OFFSETS_TOPIC, index) is not None]
+        led = self._node.partitions.led
+        return [index for index in topic.partitions if led(OFFSETS_TOPIC, index) is not None]
 
     async def _create_topic(self) -> None:
         try:
-            await self._node.metadata.propose(self._decide_topic)
+            (result,) = await create_topics_in_cluster(self._node, [self._new_topic()])
         finally:
             self._creating = None
-
-    def _decide_topic(self, image: ClusterImage) -> Decision[object]:
-        if OFFSETS_TOPIC in image.topics:
-            return Decision((), None)
-        decision = create_topics(
-            image,
-            [self._new_topic()],
-            rules=TopicRules(partitions=1, replication_factor=1, partitions_max=2**31 - 1),
-            chance=Chance(draw=random.randrange, fresh_id=uuid4),
-        )
-        (result,) = decision.reply
-        if result.error is not ErrorCode.none:
+        if result.error not in _TOPIC_IS_THERE:
             logger.error("cannot create %s: %s", OFFSETS_TOPIC, result.message)
             raise ApiError(ErrorCode.coordinator_not_available, result.message)
-        return decision
 
     def _new_topic(self) -> NewTopic:
         settings = self._node.settings
         return NewTopic(
             name=OFFSETS_TOPIC,
             partitions=settings.integer("offsets.topic.num.partitions"),
-            replication_factor=settings.integer("offsets.topic.replication.factor"),
+            replication_factor=self._replication_factor(),
             configs=(
                 ("cleanup.policy", "compact"),
                 ("compression.type", "producer"),
@@ -165,6 +159,11 @@ class GroupCoordinator:
                 ("max.message.bytes", str(settings.integer("socket.request.max.bytes"))),
             ),
         )
+
+    def _replication_factor(self) -> int:
+        """Fewer while there are fewer brokers; the controller raises it when there are more."""
+        brokers = len(self._node.image.active_brokers())
+        return max(1, min(self._node.settings.integer("offsets.topic.replication.factor"), brokers))
 
 
 def group_settings(settings: Settings) -> GroupSettings:

@@ -3,7 +3,8 @@
 An operation decides on records and replies. The records are appended as one batch and replayed into the
 shard at once, so that the next operation sees them; the replies are given out when the high watermark has
 passed them, so that nobody outside does before they are safe. Whatever breaks that order discards the shard,
-and it is loaded again from the log.
+and it is loaded again from the log. A shard lives as long as the leader epoch in which it was loaded: what it
+decides on later is refused, and whoever leads then has loaded it from everything that was committed.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Log(Protocol):
 class Partition(Protocol):
     @property
     def log(self) -> Log: ...
-    def append_internal(self, batch: bytearray, now_ms: int) -> int: ...
+    @property
+    def leader_epoch(self) -> int: ...
+    def append_internal(self, batch: bytearray, now_ms: int, *, leader_epoch: int) -> int: ...
     def when_committed(self, offset: int, call: Callable[[ApiError | None], None]) -> None: ...
 
 
@@ -81,12 +84,14 @@ class ActiveShard(Generic[ShardT]):
         shard: ShardT,
         partition: Partition,
         *,
+        leader_epoch: int,
         last_offset: int,
         now_ms: Clock,
         on_failure: Callable[[ActiveShard[ShardT]], None],
     ) -> None:
         self.shard = shard
         self.partition = partition
+        self.leader_epoch = leader_epoch
         self._loop = asyncio.get_running_loop()
         self._last_offset = last_offset
         self._now_ms = now_ms
@@ -153,7 +158,7 @@ class ActiveShard(Generic[ShardT]):
         batch = encode_batch(
             [Record(place, now_ms, key, value) for place, (key, value) in enumerate(work.records)]
         )
-        self._last_offset = self.partition.append_internal(batch, now_ms)
+        self._last_offset = self.partition.append_internal(batch, now_ms, leader_epoch=self.leader_epoch)
         for key, value in work.records:
             self.shard.replay(key, value)
 
@@ -232,6 +237,7 @@ class CoordinatorRuntime(Generic[ShardT]):
 
     def load(self, index: int) -> asyncio.Task[None]:
         """Begin to load a shard, if nobody has. Timeouts run from when it is loaded."""
+        self._unload_outdated(index)
         task = self._loads.get(index)
         if task is None:
             task = self._loads[index] = asyncio.get_running_loop().create_task(self._load(index))
@@ -245,20 +251,26 @@ class CoordinatorRuntime(Generic[ShardT]):
         if (active := self._active.pop(index, None)) is not None:
             active.close(ErrorCode.not_coordinator)
 
+    def _unload_outdated(self, index: int) -> None:
+        active = self._active.get(index)
+        if active is not None and not self._is_current(active.partition, index, active.leader_epoch):
+            self.unload(index)
+
+    def _is_current(self, partition: Partition, index: int, leader_epoch: int) -> bool:
+        """Still the same topic, led from here without a break."""
+        return self._find_partition(index) is partition and partition.leader_epoch == leader_epoch
+
     def close(self) -> None:
         self._is_closed = True
         for index in {*self._loads, *self._active}:
             self.unload(index)
 
     async def _ready(self, index: int) -> ActiveShard[ShardT]:
-        partition = None if self._is_closed else self._find_partition(index)
+        self._unload_outdated(index)
         active = self._active.get(index)
-        if active is not None and active.partition is partition:
-            return active
         if active is not None:
-            # The topic was deleted, and perhaps made again.
-            self.unload(index)
-        if partition is None:
+            return active
+        if self._is_closed or self._find_partition(index) is None:
             raise ApiError(ErrorCode.not_coordinator)
         await asyncio.wait((self.load(index),), timeout=_LOAD_PATIENCE_S)
         active = self._active.get(index)
@@ -271,19 +283,27 @@ class CoordinatorRuntime(Generic[ShardT]):
         return active
 
     async def _load(self, index: int) -> None:
-        partition = self._find_partition(index)
-        if self._is_closed or partition is None or index in self._active:
-            return
-        shard, end = self._new_shard(), partition.log.end
-        try:
-            await self._replay(shard, partition.log, end)
-        except Exception:
-            logger.exception("cannot load shard %d", index)
-            return
+        while index not in self._active and not self._is_closed:
+            partition = self._find_partition(index)
+            if partition is None:
+                return
+            # All that is in the log counts: what is not committed yet will be, or this node leads no more.
+            shard, end, epoch = self._new_shard(), partition.log.end, partition.leader_epoch
+            try:
+                await self._replay(shard, partition.log, end)
+            except Exception:
+                logger.exception("cannot load shard %d", index)
+                return
+            if self._is_current(partition, index, epoch):
+                self._activate(index, shard, partition, end.offset - 1)
+                return
+
+    def _activate(self, index: int, shard: ShardT, partition: Partition, last_offset: int) -> None:
         active = ActiveShard(
             shard,
             partition,
-            last_offset=end.offset - 1,
+            leader_epoch=partition.leader_epoch,
+            last_offset=last_offset,
             now_ms=self._now_ms,
             on_failure=partial(self._on_failure, index),
         )

@@ -81,11 +81,19 @@ class Exposition:
 
 async def snapshot(node: Node) -> Iterator[Family]:
     """All numbers are taken here; what is many is sorted into families by whoever goes through them."""
+    from penstock.broker.replication_metrics import Counted, FollowerRow, follower_rows, replication_families
+
     families = [*_node_families(node), *_request_families(node), *_topic_families(node)]
     partitions: list[_PartitionRow] = []
+    followers: list[FollowerRow] = []
+    counted = Counted()
     for piece in _pieces(list(node.partitions), _PIECE_PARTITIONS):
-        partitions += map(_partition_row, piece)
+        for partition in piece:
+            partitions.append(_partition_row(partition))
+            followers += follower_rows(partition)
+            counted = counted.and_also(partition)
         await asyncio.sleep(0)
+    families += replication_families(node, counted, followers)
     groups = await _read_groups(node)
     return chain(families, _partition_families(partitions), _group_families(groups))
 
@@ -96,7 +104,7 @@ def _node_families(node: Node) -> Iterator[Family]:
     yield Family("gauge", "penstock_build_info", "What runs here.", ("version", "python"), [(build, 1)])
     identity = (str(node.node_id), node.cluster_id)
     yield Family("gauge", "penstock_node_info", "Who this is.", ("node_id", "cluster_id"), [(identity, 1)])
-    yield _gauge("penstock_ready", "1 while the node serves its listeners.", node.state == "serving")
+    yield gauge("penstock_ready", "1 while the node serves its listeners.", node.state == "serving")
     connections = Counter(connection.listener for connection in tuple(server.connections))
     yield Family(
         "gauge",
@@ -105,28 +113,28 @@ def _node_families(node: Node) -> Iterator[Family]:
         ("listener",),
         [((listener.name,), connections[listener.name]) for listener in node.listeners],
     )
-    yield _counter("penstock_connections_refused", "Connections over a limit.", metrics.connections_refused)
-    yield _counter(
+    yield counter("penstock_connections_refused", "Connections over a limit.", metrics.connections_refused)
+    yield counter(
         "penstock_malformed_frames",
         "Connections cut off because of what they sent.",
         metrics.malformed_frames,
     )
-    yield _counter(
+    yield counter(
         "penstock_internal_errors",
         "Requests that failed because of a mistake in this software.",
         metrics.internal_errors,
     )
-    yield _counter(
+    yield counter(
         "penstock_storage_errors", "Requests that the disk kept from being served.", _storage_errors(node)
     )
-    yield _gauge("penstock_partitions_failed", "Partitions that cannot be opened.", len(node.store.failed))
-    yield _gauge(
+    yield gauge("penstock_partitions_failed", "Partitions that cannot be opened.", len(node.store.failed))
+    yield gauge(
         "penstock_request_buffer_bytes",
         "Memory held by requests that are still arriving.",
         server.buffers.bytes_in_use,
     )
-    yield _gauge("penstock_fetch_sessions", "Incremental fetch sessions.", len(node.fetch_sessions))
-    yield _counter(
+    yield gauge("penstock_fetch_sessions", "Incremental fetch sessions.", len(node.fetch_sessions))
+    yield counter(
         "penstock_fetch_session_evictions",
         "Sessions that made room for others.",
         node.fetch_sessions.evictions,
@@ -134,7 +142,7 @@ def _node_families(node: Node) -> Iterator[Family]:
     yield Family(
         "histogram", "penstock_flush_seconds", "Time to sync a log.", (), [((), _timings(metrics.flushes))]
     )
-    yield _counter(
+    yield counter(
         "penstock_log_lines_suppressed", "Lines left out of the node's own log.", suppressed_lines()
     )
 
@@ -169,6 +177,7 @@ _TRAFFIC: Final = (
     ("messages_in", "penstock_topic_in_messages", "Messages appended."),
     ("messages_out", "penstock_topic_out_messages", "Messages read by clients, by the offsets they span."),
     ("fetches", "penstock_topic_reads", "Reads by clients that returned something."),
+    ("replica_bytes_out", "penstock_topic_replica_out_bytes", "Bytes read by followers."),
 )
 
 
@@ -177,6 +186,9 @@ def _topic_families(node: Node) -> Iterator[Family]:
     for attribute, name, text in _TRAFFIC:
         samples = [((topic,), getattr(traffic, attribute)) for topic, traffic in topics]
         yield Family("counter", name, text, ("topic",), samples)
+    text = "Time from an acks=all append to its acknowledgement: the longest of those acknowledged together."
+    acks = [((topic,), _timings(traffic.acks)) for topic, traffic in topics]
+    yield Family("histogram", "penstock_topic_ack_seconds", text, ("topic",), acks)
 
 
 class _PartitionRow(NamedTuple):
@@ -264,9 +276,7 @@ def _position(
 
 
 def _group_families(groups: list[_GroupRow] | None) -> Iterator[Family]:
-    yield _gauge(
-        "penstock_coordinators_ready", "1 while every group coordinator answers.", groups is not None
-    )
+    yield gauge("penstock_coordinators_ready", "1 while every group coordinator answers.", groups is not None)
     if groups is None:
         return
     states = [((state,), count) for state, count in Counter(row.state for row in groups).items()]
@@ -286,11 +296,11 @@ def _timings(histogram: Histogram) -> Timings:
     return Timings(tuple(histogram.counts), histogram.total_seconds)
 
 
-def _gauge(name: str, text: str, value: float) -> Family:
+def gauge(name: str, text: str, value: float) -> Family:
     return Family("gauge", name, text, (), [((), value)])
 
 
-def _counter(name: str, text: str, value: float) -> Family:
+def counter(name: str, text: str, value: float) -> Family:
     return Family("counter", name, text, (), [((), value)])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.broker.partition import Role
 from penstock.cluster.delta import ImageDelta, TopicPartition
 from penstock.protocol.errors import ApiError
 
@@ -30,12 +31,18 @@ class Housekeeping:
         self._cleaner: Cleaner | None = None
         self._stopping = False
         self._flush_due_ms: dict[Partition, int] = {}
+        self._saved_high_watermarks: dict[tuple[str, int], int] = {}
 
     def start(self) -> None:
         settings = self._node.settings
         self._repeat("retention", settings.integer("log.retention.check.interval.ms"), self._retain)
         self._repeat(
             "checkpoint", settings.integer("log.flush.offset.checkpoint.interval.ms"), self._checkpoint
+        )
+        self._repeat(
+            "high watermarks",
+            settings.integer("replica.high.watermark.checkpoint.interval.ms"),
+            self._save_high_watermarks,
         )
         self._repeat("producers", settings.integer("producer.id.expiration.check.interval.ms"), self._expire)
         self._repeat("flush", _FLUSH_CHECK_MS, self._flush_by_interval)
@@ -58,6 +65,13 @@ class Housekeeping:
 
         self._node.spawn(forever())
 
+    def truncated(self, partition: Partition) -> None:
+        """A follower's log was cut back to what its leader has: what compaction knows of it does not hold."""
+        partition.truncated()
+        if partition.is_compacted:
+            key, offset = partition.key, partition.log.end_offset
+            self._node.in_thread(self._the_cleaner().truncated, key, offset)
+
     async def _retain(self) -> None:
         for partition in self._node.partitions:
             try:
@@ -69,7 +83,7 @@ class Housekeeping:
     async def apply_retention(self, partition: Partition) -> None:
         log, now_ms, end_offset = partition.log, self._node.now_ms(), partition.log.end_offset
         expired = await self._node.in_thread(log.expired_segments, now_ms, partition.high_watermark)
-        if not expired or partition.is_retired or self._is_being_cleaned(partition):
+        if not expired or partition.is_retired or self._is_being_worked_on(partition):
             return
         files = log.remove_segments(expired, now_ms, end_offset=end_offset)
         logger.info(
@@ -82,9 +96,15 @@ class Housekeeping:
         )
         self.unlink_later(files, log.config.file_delete_delay_ms)
         partition.flush()
+        partition.start_moved()
 
-    def _is_being_cleaned(self, partition: Partition) -> bool:
-        return self._cleaner is not None and self._cleaner.busy == (partition.topic, partition.index)
+    def _is_being_worked_on(self, partition: Partition) -> bool:
+        """Compacted, or cut back in a thread."""
+        is_cleaned = self._cleaner is not None and self._cleaner.busy == partition.key
+        return is_cleaned or self._is_being_cut(partition)
+
+    def _is_being_cut(self, partition: Partition) -> bool:
+        return partition.role is Role.FOLLOWER and self._node.fetchers.is_rearranging(partition)
 
     def unlink_later(self, files: list[Path], delay_ms: int) -> None:
         """Reads under way may still use them; what a stop leaves behind goes at the next start."""
@@ -102,9 +122,18 @@ class Housekeeping:
                 partition.flush()
         await self._node.in_thread(self._node.store.checkpoint)
 
+    async def _save_high_watermarks(self) -> None:
+        """So that a replica that starts again knows what was committed without asking anyone."""
+        now = self._node.partitions.high_watermarks()
+        if now != self._saved_high_watermarks:
+            await self._node.in_thread(self._node.store.checkpoint, now)
+            self._saved_high_watermarks = now
+
     async def _try_refused(self) -> None:
-        """Partitions that the disk had no room for when they were created."""
+        """Partitions that the disk had no room for when they were created, and losses nobody has heard of yet."""
         node = self._node
+        if len(node.partitions.lost):
+            await node.partitions.lost.report()
         if not node.partitions.refused:
             return
         async with node.metadata.turn:
@@ -130,22 +159,18 @@ class Housekeeping:
                 self._flush_due_ms[partition] = due_ms
 
     async def _clean(self) -> None:
-        """Clean one log after the other while any is worth it."""
-        from penstock.log.cleaner import Cleanable, Cleaner
+        """Clean one log after the other while any is worth it: leaders' and followers', below what is committed."""
+        from penstock.log.cleaner import Cleanable
 
-        if self._cleaner is None:
-            self._cleaner = Cleaner(
-                self._node.store.directory,
-                dedupe_buffer_bytes=self._node.settings.integer("log.cleaner.dedupe.buffer.size"),
-            )
+        cleaner = self._the_cleaner()
         while not self._stopping:
             logs = {
                 (p.topic, p.index): Cleanable(p.log, p.last_stable.offset, p.high_watermark)
                 for p in self._node.partitions
-                if p.is_compacted
+                if p.is_compacted and not self._is_being_cut(p)
             }
             report = await self._node.in_thread(
-                self._cleaner.clean_filthiest,
+                cleaner.clean_filthiest,
                 logs,
                 now_ms=self._node.now_ms(),
                 is_cancelled=lambda: self._stopping,
@@ -156,6 +181,16 @@ class Housekeeping:
             self.unlink_later(list(report.unlink), cleaned.config.file_delete_delay_ms)
             if report.error is not None:
                 return  # a full disk, for one, is no better at once
+
+    def _the_cleaner(self) -> Cleaner:
+        from penstock.log.cleaner import Cleaner
+
+        if self._cleaner is None:
+            self._cleaner = Cleaner(
+                self._node.store.directory,
+                dedupe_buffer_bytes=self._node.settings.integer("log.cleaner.dedupe.buffer.size"),
+            )
+        return self._cleaner
 
 
 def _unlink(files: list[Path]) -> None:

@@ -309,9 +309,12 @@ class Partition:
             self._appended(appended, len(batch))
         return appended
 
-    def append_internal(self, batch: bytearray, now_ms: int) -> int:
-        """Append a batch of our own making; returns its last offset. Raises ApiError."""
-        if self._retired or not self.is_leader:
+    def append_internal(self, batch: bytearray, now_ms: int, *, leader_epoch: int) -> int:
+        """Append a batch of our own making, decided on in this leader epoch; returns its last offset.
+
+        Raises ApiError.
+        """
+        if self._retired or not self.is_leader or leader_epoch != self.leader_epoch:
             raise ApiError(ErrorCode.not_leader_or_follower, "this node does not lead the partition")
         appended = self.log.append(
             memoryview(batch), leader_epoch=self.leader_epoch, now_ms=now_ms, internal=True

@@ -157,7 +157,7 @@ class Reads:
             return
         wanted.counted_epoch = partition.leader_epoch
         if partition.leading.fetched(self._replica_id, wanted.offset, self._replica_epoch, self._heard_ms):
-            self._node.isr.wake()
+            self._node.isr.wake(partition)
 
     # -- errors --------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class Reads:
 
     def _leader(self, key: Key, error: ErrorCode) -> tuple[int, int] | None:
         if self.hints is None:
-            self.hints = LeaderHints(self._node.image, self._listener, by_id=self._by_id)
+            self.hints = LeaderHints(self._node, self._listener, by_id=self._by_id)
         return self.hints.leader(*key, error)
 
 

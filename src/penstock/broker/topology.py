@@ -1,7 +1,9 @@
 """What clients are told of brokers and partitions, seen from one listener."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from penstock.cluster.image import ClusterImage
@@ -9,6 +11,9 @@ from penstock.cluster.records import NO_LEADER
 from penstock.cluster.state import BrokerState, Endpoint, PartitionState, TopicState
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.produce import Endpoint as LeaderEndpoint
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
 
 
 def _bits(*operations: int) -> int:
@@ -94,24 +99,31 @@ _WRONG_LEADER: Final = frozenset({ErrorCode.not_leader_or_follower, ErrorCode.fe
 class LeaderHints:
     """Collects where the leaders are that an answer sends its client to."""
 
-    __slots__ = ("_by_id", "_image", "_listener", "endpoints")
+    __slots__ = ("_by_id", "_listener", "_node", "endpoints")
 
-    def __init__(self, image: ClusterImage, listener: str, *, by_id: bool) -> None:
-        self._image = image
+    def __init__(self, node: Node, listener: str, *, by_id: bool) -> None:
+        self._node = node
         self._listener = listener
         self._by_id = by_id
         self.endpoints: dict[int, LeaderEndpoint] = {}
 
     def leader(self, raw_topic: bytes, index: int, error: ErrorCode) -> tuple[int, int] | None:
         """Id and epoch, for an error that says that the client should ask another broker."""
-        if error not in _WRONG_LEADER:
+        leader = self._leader_of(raw_topic, index) if error in _WRONG_LEADER else None
+        if leader is None or leader[0] == NO_LEADER:
             return None
-        topic = topic_of(self._image, raw_topic, by_id=self._by_id)
-        state = None if topic is None else topic.partitions.get(index)
-        if state is None or not state.has_leader:
-            return None
-        broker = self._image.brokers.get(state.leader)
+        broker = self._node.image.brokers.get(leader[0])
         at = None if broker is None else broker.endpoints.get(self._listener)
         if broker is not None and at is not None:
             self.endpoints[broker.id] = LeaderEndpoint(broker.id, at.host, at.port, broker.rack)
-        return state.leader, state.leader_epoch
+        return leader
+
+    def _leader_of(self, raw_topic: bytes, index: int) -> tuple[int, int] | None:
+        partitions = self._node.partitions
+        here = (partitions.by_raw_id if self._by_id else partitions.by_raw_name).get(raw_topic, {})
+        if (partition := here.get(index)) is not None:
+            # It has followed an image that is about to be published.
+            return partition.leader_id, partition.leader_epoch
+        topic = topic_of(self._node.image, raw_topic, by_id=self._by_id)
+        state = None if topic is None else topic.partitions.get(index)
+        return None if state is None else (state.leader, state.leader_epoch)

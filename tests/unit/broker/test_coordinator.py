@@ -15,6 +15,7 @@ from penstock.broker.coordinator_runtime import CoordinatorRuntime, Token
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import Record, encode_batch
 
 
 class Work(NamedTuple):
@@ -73,14 +74,17 @@ class Partition:
 
     def __init__(self, log: Log) -> None:
         self.log = log
+        self.leader_epoch = 0
         self.committed_up_to = log.end_offset
         self.refuses: ErrorCode | None = None
         self._waiters: list[tuple[int, Callable[[ApiError | None], None]]] = []
 
-    def append_internal(self, batch: bytearray, now_ms: int) -> int:
+    def append_internal(self, batch: bytearray, now_ms: int, *, leader_epoch: int) -> int:
         if self.refuses is not None:
             raise ApiError(self.refuses)
-        appended = self.log.append(memoryview(batch), leader_epoch=0, now_ms=now_ms, internal=True)
+        if leader_epoch != self.leader_epoch:
+            raise ApiError(ErrorCode.not_leader_or_follower)
+        appended = self.log.append(memoryview(batch), leader_epoch=leader_epoch, now_ms=now_ms, internal=True)
         return appended.last_offset
 
     def when_committed(self, offset: int, call: Callable[[ApiError | None], None]) -> None:
@@ -382,6 +386,47 @@ async def test_a_topic_made_again_starts_from_its_new_log(bench: Bench, tmp_path
     bench.partition = Partition(open_log(tmp_path / "other"))
     assert await bench.entries() == {}
     assert code_of(parked) is ErrorCode.not_coordinator
+
+
+async def test_a_new_leader_epoch_loads_the_shard_again(bench: Bench) -> None:
+    write = bench.begin(bench.put(a="1"))
+    await settle()
+    bench.disk.commit()
+    await write
+    parked = bench.begin(bench.park())
+    await settle()
+    before = bench.shard
+    bench.disk.leader_epoch = 1
+    assert await bench.entries() == {b"a": b"1"}
+    assert bench.shard is not before
+    assert code_of(parked) is ErrorCode.not_coordinator
+
+
+async def test_a_shard_of_an_earlier_leader_epoch_writes_nothing_more(bench: Bench) -> None:
+    parked = bench.begin(bench.park(deadline_ms=bench.now_ms + 5))
+    await settle()
+    active = bench.runtime._active[0]
+    bench.disk.leader_epoch = 1
+    token = active.submit(lambda shard, token: shard.put(token, late="1"))
+    await settle()
+    assert isinstance(token.exception(), ApiError)
+    assert code_of(parked) is ErrorCode.not_coordinator
+    assert bench.disk.log.end_offset == 0
+
+
+async def test_a_shard_that_loses_its_epoch_while_it_loads_is_loaded_again(log: Log) -> None:
+    bench = Bench(log)
+    bench.gate.clear()
+    bench.disk.append_internal(encode_batch([Record(0, 1, b"a", b"1")]), 1, leader_epoch=0)
+    load = bench.runtime.load(0)
+    await settle()
+    bench.disk.leader_epoch = 1
+    bench.disk.append_internal(encode_batch([Record(0, 1, b"b", b"2")]), 1, leader_epoch=1)
+    bench.disk.commit()
+    bench.gate.set()
+    await load
+    assert (len(bench.shards), bench.shard.entries) == (2, {b"a": b"1", b"b": b"2"})
+    bench.runtime.close()
 
 
 async def test_closing_answers_everyone(bench: Bench) -> None:

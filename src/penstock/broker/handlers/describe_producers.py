@@ -1,4 +1,7 @@
-"""DescribeProducers (key 61), v0. The producers that a partition remembers, for tracing hanging transactions."""
+"""DescribeProducers (key 61), v0. The producers that a partition remembers, for tracing hanging transactions.
+
+Followers remember them too, and answer.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ def _partition(ctx: RequestContext, topic: str, index: int) -> Any:
     try:
         if (flaw := topic_name_flaw(topic)) is not None:
             raise ApiError(ErrorCode.invalid_topic_exception, flaw)
-        partition = ctx.node.partitions.find(topic, index)
+        partitions = ctx.node.partitions
+        partition = partitions.get(topic, index) or partitions.find(topic, index)
     except ApiError as error:
         return PartitionResponse(
             partition_index=index, error_code=error.code, error_message=error.message, active_producers=()

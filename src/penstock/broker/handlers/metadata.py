@@ -35,6 +35,7 @@ from penstock.cluster.names import CLUSTER_METADATA, is_internal, topic_name_fla
 from penstock.cluster.state import PartitionState, TopicState
 from penstock.protocol.errors import ApiError, ErrorCode
 
+_NOBODY: Final = -1
 _TOPIC_IDS_FROM: Final = 12
 _LISTENER_NOT_FOUND_FROM: Final = 6
 _CLUSTER_OPERATIONS_IN: Final = range(8, 11)
@@ -105,14 +106,15 @@ def _response(
     viewer = PartitionViewer(image, ctx.listener)
     asked = request.include_topic_authorized_operations
     operations = TOPIC_OPERATIONS if asked else OPERATIONS_NOT_ASKED
+    brokers = tuple(
+        MetadataResponseBroker(node_id=broker.id, host=at.host, port=at.port, rack=broker.rack)
+        for broker, at in reachable_brokers(image, ctx.listener)
+    )
     fields: dict[str, Any] = {
         "throttle_time": timedelta(0),
-        "brokers": tuple(
-            MetadataResponseBroker(node_id=broker.id, host=at.host, port=at.port, rack=broker.rack)
-            for broker, at in reachable_brokers(image, ctx.listener)
-        ),
+        "brokers": brokers,
         "cluster_id": node.cluster_id,
-        "controller_id": node.node_id,
+        "controller_id": _controller(node.node_id, [broker.node_id for broker in brokers]),
         "topics": tuple(_topic(ctx, viewer, topic, operations) for topic in topics),
     }
     if ctx.version in _CLUSTER_OPERATIONS_IN:
@@ -120,6 +122,11 @@ def _response(
         operations = CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED
         return MetadataResponseV10(**fields, cluster_authorized_operations=operations)
     return MetadataResponse(**fields, error_code=ErrorCode.none)
+
+
+def _controller(node_id: int, reachable: list[int]) -> int:
+    """Every broker passes on what is the controller's to decide, so this one will do, if clients may come here."""
+    return node_id if node_id in reachable else next(iter(reachable), _NOBODY)
 
 
 def _refused(ctx: RequestContext, request: Any) -> Any:

@@ -119,7 +119,7 @@ def _refused(ctx: RequestContext, topic: bytes, index: int, error: ApiError) -> 
 
 
 def _hints(ctx: RequestContext) -> LeaderHints:
-    return LeaderHints(ctx.node.image, ctx.listener, by_id=ctx.version >= TOPIC_IDS_FROM)
+    return LeaderHints(ctx.node, ctx.listener, by_id=ctx.version >= TOPIC_IDS_FROM)
 
 
 def _finished(

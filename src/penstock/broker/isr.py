@@ -1,0 +1,173 @@
+"""Asks the controller for other in-sync sets, many partitions in one AlterPartition, one at a time for each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+
+from penstock.broker.leading import Leading, monotonic_ms
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.replication.leader import IsrProposal
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+    from penstock.broker.partition import Partition
+
+logger = logging.getLogger("penstock.replication")
+
+ALTER_PARTITION: Final = 56
+_LOOK_S_MAX: Final = 0.5
+#: Followers that catch up at the same time share a request.
+_GATHER_S: Final = 0.01
+_CALL_TIMEOUT_S: Final = 5.0
+#: The controller knows the state we know and says no.
+_DECLINED: Final = frozenset({ErrorCode.ineligible_replica, ErrorCode.invalid_request})
+#: The controller knows another state: it comes with the image.
+_OUTDATED: Final = frozenset(
+    {
+        ErrorCode.fenced_leader_epoch,
+        ErrorCode.invalid_update_version,
+        ErrorCode.new_leader_elected,
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.unknown_topic_or_partition,
+    }
+)
+
+
+class Change(NamedTuple):
+    partition: Partition
+    leading: Leading
+    proposal: IsrProposal
+
+    @property
+    def is_current(self) -> bool:
+        """Whatever is answered to an earlier leadership says nothing to this one."""
+        return self.partition.leading is self.leading
+
+
+class IsrChanges:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._look_s = min(node.settings.integer("replica.lag.time.max.ms") / 4000, _LOOK_S_MAX)
+        self._catching_up: set[Partition] = set()
+        self._woken = asyncio.Event()
+
+    def start(self) -> None:
+        self._node.spawn(self._run())
+
+    def wake(self, partition: Partition) -> None:
+        """A follower has caught up, and may join the in-sync set."""
+        self._catching_up.add(partition)
+        self._woken.set()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_look = loop.time() + self._look_s
+        while True:
+            try:
+                async with asyncio.timeout_at(next_look):
+                    await self._woken.wait()
+                    await asyncio.sleep(_GATHER_S)
+            except TimeoutError:
+                next_look = loop.time() + self._look_s
+                self._catching_up.update(self._node.partitions)
+            self._woken.clear()
+            looked_at, self._catching_up = self._catching_up, set()
+            try:
+                self.look_at(looked_at)
+            except Exception:
+                # The others still need their in-sync sets looked after.
+                logger.exception("cannot look after in-sync sets")
+
+    def look_at(self, partitions: Iterable[Partition]) -> None:
+        """Ask for what their leaders' rules want."""
+        now_ms = monotonic_ms()
+        changes = []
+        for partition in partitions:
+            leading = partition.leading
+            if leading is None:
+                continue
+            proposal = leading.wanted_isr(now_ms, self._is_eligible)
+            if proposal is not None:
+                leading.rules.proposed_isr(proposal)
+                changes.append(Change(partition, leading, proposal))
+        if changes:
+            self._node.spawn(self._ask_for(changes))
+
+    def _is_eligible(self, broker_id: int, broker_epoch: int) -> bool:
+        broker = self._node.image.brokers.get(broker_id)
+        return broker is not None and broker.is_active and broker.epoch == broker_epoch
+
+    async def _ask_for(self, changes: list[Change]) -> None:
+        answers: dict[tuple[UUID, int], Any] = {}
+        try:
+            response = await self._node.channel.call(ALTER_PARTITION, self._request(changes), _CALL_TIMEOUT_S)
+        except ApiError as error:
+            logger.warning("no answer to a change of in-sync sets", extra={"reason": str(error)})
+        else:
+            if response.error_code is not ErrorCode.none:
+                reason = response.error_code.name
+                logger.warning("change of in-sync sets refused", extra={"reason": reason})
+            answers = {
+                (topic.topic_id, part.partition_index): part
+                for topic in response.topics
+                for part in topic.partitions
+            }
+        finally:
+            for change in changes:
+                answer = answers.get((change.partition.topic_id, change.partition.index))
+                if change.is_current:
+                    _take_answer(change, answer)
+
+    def _request(self, changes: list[Change]) -> Any:
+        from kio.schema.alter_partition.v3 import request as schema
+
+        topics: dict[UUID, list[Any]] = {}
+        for partition, _, proposal in changes:
+            topics.setdefault(partition.topic_id, []).append(
+                schema.PartitionData(
+                    partition_index=partition.index,
+                    leader_epoch=proposal.leader_epoch,
+                    new_isr_with_epochs=tuple(
+                        schema.BrokerState(broker_id=broker, broker_epoch=epoch)
+                        for broker, epoch in proposal.isr
+                    ),
+                    partition_epoch=proposal.partition_epoch,
+                )
+            )
+        return schema.AlterPartitionRequest(
+            broker_id=self._node.node_id,
+            broker_epoch=self._node.lifecycle.broker_epoch,
+            topics=tuple(
+                schema.TopicData(topic_id=topic_id, partitions=tuple(parts))
+                for topic_id, parts in topics.items()
+            ),
+        )
+
+
+def _take_answer(change: Change, answer: Any) -> None:
+    """None: nobody knows what has become of it."""
+    leading, proposal = change.leading, change.proposal
+    rules, isr_before = leading.rules, leading.rules.isr
+    error = ErrorCode.request_timed_out if answer is None else answer.error_code
+    if error is ErrorCode.none:
+        leading.isr_committed(tuple(answer.isr), answer.partition_epoch)
+        _report(change, isr_before)
+    if rules.partition_epoch != proposal.partition_epoch:
+        return  # it is settled, by this answer or by the image before it
+    if error is ErrorCode.none or error in _DECLINED:
+        rules.isr_declined()
+    else:
+        rules.isr_refused(final=error in _OUTDATED)
+
+
+def _report(change: Change, before: Iterable[int]) -> None:
+    after = change.leading.rules.isr
+    if after != before:
+        partition = f"{change.partition.topic}-{change.partition.index}"
+        extra = {"partition": partition, "from": sorted(before), "to": sorted(after)}
+        logger.info("in-sync set changed", extra=extra)

@@ -1,0 +1,367 @@
+"""One broker of a cluster of three, without a network: the test is the controller and the other brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from kio.index import load_request_schema, load_response_schema
+from kio.serial import entity_reader, entity_writer
+from tests.unit.broker.raw_client import turn_until, until
+
+from penstock.broker.context import RequestContext
+from penstock.broker.fetch_sessions import FetchSessions
+from penstock.broker.handlers import fetch, produce
+from penstock.broker.isr import IsrChanges
+from penstock.broker.metrics import Metrics
+from penstock.broker.partition import Partition
+from penstock.broker.partitions import PartitionTable
+from penstock.broker.settings import load_settings
+from penstock.cluster.image import ClusterImage
+from penstock.cluster.records import (
+    NO_LEADER_CHANGE,
+    BrokerEndpoint,
+    ConfigRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RegisterBrokerRecord,
+    TopicRecord,
+)
+from penstock.cluster.state import ResourceType
+from penstock.cluster.wire import MetadataRecord
+from penstock.log.store import LogStore
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.records import Record, encode_batch
+
+LISTENER = "PLAINTEXT"
+TOPIC_ID = UUID(int=77)
+#: This broker, and the two others.
+ME, PEER, OTHER = 1, 2, 3
+BROKER_EPOCH = 100
+
+
+class Fetchers:
+    """What this node follows, and in which epoch of whom."""
+
+    def __init__(self) -> None:
+        self.following: dict[tuple[str, int], tuple[int, int]] = {}
+        self.may_stop = asyncio.Event()
+        self.may_stop.set()
+        self.bytes_fetched = self.bytes_moved = self.truncations = self.records_lost = 0
+
+    def follow(self, partition: Partition) -> None:
+        self.following[partition.key] = (partition.leader_id, partition.leader_epoch)
+
+    def unfollow(self, partition: Partition) -> Awaitable[object]:
+        self.following.pop(partition.key, None)
+        return self.may_stop.wait()
+
+    def is_rearranging(self, partition: Partition) -> bool:
+        return False
+
+    def lags(self) -> list[Any]:
+        return []
+
+
+class Controller:
+    """Keeps the requests that reach it, and answers as the test says."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.answer: Callable[[Any], Any] | None = None
+        self.lost: list[set[tuple[str, int]]] = []
+        self.broker_epoch = BROKER_EPOCH + ME
+
+    async def call(self, api_key: int, request: Any, timeout_s: float = 15.0) -> Any:
+        self.requests.append(request)
+        await turn_until(lambda: self.answer is not None)
+        assert self.answer is not None
+        return self.answer(request)
+
+    async def report_lost(self, keys: set[tuple[str, int]]) -> set[tuple[str, int]]:
+        self.lost.append(set(keys))
+        return set(keys)
+
+
+class Broker:
+    """Stands in for a node: everything that partitions and the handlers of the data path use of one."""
+
+    def __init__(self, tmp_path: Path, state: str = "serving", **settings: str) -> None:
+        given = {
+            "listeners": f"{LISTENER}://127.0.0.1:0",
+            "log.dirs": str(tmp_path / "data"),
+            "node.id": str(ME),
+        }
+        given |= {name.replace("_", "."): value for name, value in settings.items()}
+        self.settings = load_settings(given, {})
+        self.node_id = ME
+        self.state = state
+        self.metrics = Metrics()
+        self.executor = self.sync_executor = ThreadPoolExecutor(2)
+        self.store = LogStore.open(tmp_path / "data", node_id=ME)
+        self.image = ClusterImage()
+        self.partitions = PartitionTable(self)  # type: ignore[arg-type]
+        self.fetch_sessions = FetchSessions(1000, iter(range(1, 10_000)).__next__)
+        self.fetch_bytes_max = 1 << 30
+        self.fetchers = Fetchers()
+        self.lifecycle = self.channel = self.controller = Controller()
+        self.isr = IsrChanges(self)  # type: ignore[arg-type]
+        self.server = SimpleNamespace(response_bytes_left=lambda: 1 << 30, failed=self._failed)
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.clock_ms = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.clock_ms
+
+    def in_thread(self, call: Callable[..., Any], *args: Any, **options: Any) -> asyncio.Future[Any]:
+        return asyncio.wrap_future(self.executor.submit(call, *args, **options))
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def _failed(self, _: object) -> None:
+        raise AssertionError("a handler has failed")
+
+    async def close(self, *, clean: bool = True) -> None:
+        for task in tuple(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        saved = self.partitions.high_watermarks()
+        for partition in self.partitions:
+            await partition.close()
+        self.store.close(clean=clean, high_watermarks=saved)
+        self.executor.shutdown()
+
+    # -- the controller ------------------------------------------------------------------------------
+
+    async def apply(self, *records: MetadataRecord) -> None:
+        image = self.image.fork()
+        delta = image.apply(records)
+        await self.partitions.apply(delta, image)
+        self.image = image
+
+    async def register(self, *broker_ids: int, epoch: int = BROKER_EPOCH) -> None:
+        await self.apply(*(registration(broker, epoch + broker) for broker in broker_ids))
+
+    async def create(
+        self, topic: str = "t", *, leader: int = ME, partitions: int = 1, min_isr: int = 1, **state: Any
+    ) -> None:
+        settings = {"penstock.flush": "never", "min.insync.replicas": str(min_isr)}
+        settings |= state.pop("configs", {})
+        await self.apply(
+            TopicRecord(name=topic, topic_id=state.pop("topic_id", TOPIC_ID)),
+            *configs(topic, settings),
+            *(_partition(index, leader, state) for index in range(partitions)),
+        )
+
+    async def change(self, index: int = 0, *, leader: int = NO_LEADER_CHANGE, **changes: Any) -> None:
+        await self.apply(
+            PartitionChangeRecord(partition_id=index, topic_id=TOPIC_ID, leader=leader, **changes)
+        )
+
+    def partition(self, index: int = 0) -> Partition:
+        partition = self.partitions.get("t", index)
+        assert partition is not None
+        return partition
+
+    # -- clients and followers -----------------------------------------------------------------------
+
+    def send(self, handler: Any, request: Any) -> Pending:
+        """Carry out a hot request; the answer may come later."""
+        schema = type(request)
+        out = io.BytesIO()
+        entity_writer(schema)(out, request)
+        pending = Pending(schema.__api_key__, schema.__version__)
+        ctx = RequestContext(self, schema.__api_key__, schema.__version__, "c", "h", LISTENER)  # type: ignore[arg-type]
+        reply = handler.handle(ctx, pending, memoryview(bytearray(out.getvalue())), 0, 9)
+        if reply is not pending:
+            pending.fulfil(pending, reply)
+        return pending
+
+    def produce(self, value: bytes = b"x", *, acks: int = -1, index: int = 0, version: int = 12) -> Pending:
+        schema = _schema(0, version)
+        part = schema.PartitionProduceData(
+            index=index, records=bytes(encode_batch([Record(0, 1, None, value)]))
+        )
+        topic = schema.TopicProduceData(name="t", partition_data=(part,))
+        return self.send(
+            produce,
+            schema.ProduceRequest(acks=acks, timeout=_ms(60_000), topic_data=(topic,), transactional_id=None),
+        )
+
+    def fetch(
+        self,
+        offsets: Mapping[int, int] | None = None,
+        *,
+        replica: int = -1,
+        session: tuple[int, int] = (0, 0),
+        max_wait_ms: int = 0,
+        leader_epoch: int | None = None,
+        last_epoch: int = -1,
+        broker_epoch: int | None = None,
+        topic_id: UUID = TOPIC_ID,
+        isolation: int = 0,
+    ) -> Pending:
+        schema = _schema(1, 17)
+        asked = tuple(
+            schema.FetchPartition(
+                partition=index,
+                current_leader_epoch=self._epoch(index) if leader_epoch is None else leader_epoch,
+                fetch_offset=offset,
+                last_fetched_epoch=last_epoch,
+                partition_max_bytes=1 << 20,
+            )
+            for index, offset in (offsets or {}).items()
+        )
+        epoch = BROKER_EPOCH + replica if broker_epoch is None else broker_epoch
+        return self.send(
+            fetch,
+            schema.FetchRequest(
+                max_wait=_ms(max_wait_ms),
+                min_bytes=1,
+                isolation_level=isolation,
+                session_id=session[0],
+                session_epoch=session[1],
+                topics=(schema.FetchTopic(topic_id=topic_id, partitions=asked),) if asked else (),
+                forgotten_topics_data=(),
+                rack_id="",
+                replica_state=schema.ReplicaState(
+                    replica_id=replica, replica_epoch=epoch if replica >= 0 else -1
+                ),
+            ),
+        )
+
+    def _epoch(self, index: int) -> int:
+        state = self.image.partition("t", index)
+        return -1 if state is None else state.leader_epoch
+
+
+class Pending:
+    """A connection with one request under way."""
+
+    def __init__(self, api_key: int, version: int) -> None:
+        self._schema = load_response_schema(api_key, version)
+        self.on_lost: Callable[[], None] | None = None
+        self._reply: bytes | None = None
+
+    def defer(self, api_key: int) -> Pending:
+        return self
+
+    def fulfil(self, slot: Pending, reply: Any) -> None:
+        assert self._reply is None, "answered twice"
+        self._reply = reply if isinstance(reply, bytes) else b"".join(bytes(part) for part in reply)
+
+    @property
+    def is_done(self) -> bool:
+        return self._reply is not None
+
+    @property
+    def answer(self) -> Any:
+        assert self._reply is not None, "not answered yet"
+        (size,) = struct.unpack_from(">i", self._reply)
+        assert size == len(self._reply) - 4
+        body, used = entity_reader(self._schema)(self._reply, 9)
+        assert 9 + used == len(self._reply)
+        return body
+
+    @property
+    def produced(self) -> Any:
+        return self.answer.responses[0].partition_responses[0]
+
+    @property
+    def fetched(self) -> dict[int, Any]:
+        return {part.partition_index: part for topic in self.answer.responses for part in topic.partitions}
+
+    async def done(self) -> Pending:
+        await until(lambda: self.is_done)
+        return self
+
+
+@contextlib.asynccontextmanager
+async def broker_of_three(tmp_path: Path, **settings: str) -> AsyncIterator[Broker]:
+    broker = Broker(tmp_path, **settings)
+    await broker.register(ME, PEER, OTHER)
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+async def turn() -> None:
+    """Let the loop do everything that needs no time."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def registration(broker: int, epoch: int, **changes: Any) -> RegisterBrokerRecord:
+    at = BrokerEndpoint(name=LISTENER, host=f"host-{broker}", port=9090 + broker, security_protocol=0)
+    fields: dict[str, Any] = {"fenced": False, "rack": f"rack-{broker}"} | changes
+    return RegisterBrokerRecord(
+        broker_id=broker, incarnation_id=UUID(int=epoch), broker_epoch=epoch, end_points=(at,), **fields
+    )
+
+
+def configs(topic: str, settings: Mapping[str, str]) -> list[ConfigRecord]:
+    return [
+        ConfigRecord(resource_type=ResourceType.TOPIC, resource_name=topic, name=name, value=value)
+        for name, value in settings.items()
+    ]
+
+
+def _partition(index: int, leader: int, state: Mapping[str, Any]) -> PartitionRecord:
+    replicas = state.get("replicas", (ME, PEER, OTHER))
+    fields: dict[str, Any] = {"leader_epoch": 5, "partition_epoch": 7, "topic_id": TOPIC_ID, "isr": replicas}
+    fields |= dict(state) | {"replicas": replicas}
+    return PartitionRecord(
+        partition_id=index, leader=leader, directories=(UUID(int=9),) * len(replicas), **fields
+    )
+
+
+def alter_partition_answer(request: Any, error: ErrorCode = ErrorCode.none) -> Any:
+    """As the controller answers when it does what it was asked to."""
+    from kio.schema.alter_partition.v3 import response as schema
+
+    return schema.AlterPartitionResponse(
+        throttle_time=_ms(0),
+        error_code=ErrorCode.none,
+        topics=tuple(
+            schema.TopicData(
+                topic_id=topic.topic_id,
+                partitions=tuple(
+                    schema.PartitionData(
+                        partition_index=part.partition_index,
+                        error_code=error,
+                        leader_id=request.broker_id,
+                        leader_epoch=part.leader_epoch,
+                        isr=tuple(member.broker_id for member in part.new_isr_with_epochs),
+                        partition_epoch=part.partition_epoch + 1,
+                    )
+                    for part in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        ),
+    )
+
+
+def _schema(api_key: int, version: int) -> Any:
+    import importlib
+
+    return importlib.import_module(load_request_schema(api_key, version).__module__)
+
+
+def _ms(count: int) -> Any:
+    from datetime import timedelta
+
+    return timedelta(milliseconds=count)

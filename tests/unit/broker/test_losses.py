@@ -1,0 +1,141 @@
+"""Copies that are gone or damaged: told to the controller, fetched anew where others have them, kept where not."""
+
+from pathlib import Path
+
+from tests.unit.broker.raw_client import until
+from tests.unit.broker.replicas import ME, OTHER, PEER, Broker, broker_of_three
+
+from penstock.broker.partition import Role
+from penstock.protocol.errors import ErrorCode
+
+
+async def _write_some(tmp_path: Path, **state: object) -> None:
+    """A life before: some records, synced and confirmed, and a clean end."""
+    async with broker_of_three(tmp_path) as broker:
+        await broker.create(**state)
+        for _ in range(6):
+            broker.produce(bytes(100), acks=1)
+        broker.partition().flush()
+        await until(lambda: broker.partition().log.synced.offset == 6)
+
+
+def _segments(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "data" / "t-0").glob("*.log"))
+
+
+def _strays(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "data").glob("t-0.*-stray"))
+
+
+async def _restarted(tmp_path: Path) -> Broker:
+    broker = Broker(tmp_path, state="starting")
+    await broker.register(ME, PEER, OTHER)
+    return broker
+
+
+def _damage(tmp_path: Path) -> None:
+    """In what was synced, found by the recovery of a start that was not preceded by a clean stop."""
+    with open(_segments(tmp_path)[0], "r+b") as file:
+        file.seek(8)
+        file.write(b"\xff\xff")
+    (tmp_path / "data" / ".kafka_cleanshutdown").unlink()
+
+
+async def test_a_copy_that_is_gone_is_reported_and_begun_anew_only_then(tmp_path: Path) -> None:
+    await _write_some(tmp_path)
+    (tmp_path / "data" / "t-0").rename(tmp_path / "elsewhere")
+    broker = await _restarted(tmp_path)
+    await broker.create(leader=PEER)
+    assert broker.partitions.get("t", 0) is None
+    assert not (tmp_path / "data" / "t-0").exists(), "an empty copy would pass for one in sync"
+    broker.state = "serving"
+    await broker.partitions.lost.report()
+    assert broker.controller.lost == [{("t", 0)}]
+    await broker.change(eligible_leader_replicas=(OTHER,))
+    assert broker.partitions.get("t", 0) is None, "still counted as in sync"
+    await broker.change(isr=(PEER, OTHER))
+    assert (broker.partition().role, broker.partition().log.end_offset) == (Role.FOLLOWER, 0)
+    assert broker.fetchers.following == {("t", 0): (PEER, 5)}
+    assert len(broker.partitions.lost) == 0
+    await broker.close()
+
+
+async def test_a_partition_that_was_never_there_is_simply_made(tmp_path: Path) -> None:
+    broker = await _restarted(tmp_path)
+    await broker.create(leader_epoch=0, partition_epoch=0)
+    assert broker.partition().role is Role.LEADER
+    await broker.close()
+
+
+async def test_the_only_copy_is_made_anew_as_there_is_no_other(tmp_path: Path) -> None:
+    broker = await _restarted(tmp_path)
+    await broker.create(replicas=(ME,))
+    assert (broker.partition().role, len(broker.partitions.lost)) == (Role.LEADER, 0)
+    await broker.close()
+
+
+async def test_a_file_that_goes_missing_below_the_high_watermark_takes_the_copy_out(tmp_path: Path) -> None:
+    async with broker_of_three(tmp_path) as broker:
+        await broker.create(configs={"segment.bytes": "200"})
+        for _ in range(6):
+            broker.produce(bytes(100), acks=1)
+        for replica in (PEER, OTHER):
+            broker.fetch({0: 6}, replica=replica)
+        broker.store.files.forget(broker.partition().log.segments[0])
+        _segments(tmp_path)[0].unlink()
+        failed = await broker.fetch({0: 0}).done()
+        assert failed.fetched[0].error_code is ErrorCode.kafka_storage_error
+        await until(lambda: broker.controller.lost)
+        assert broker.controller.lost == [{("t", 0)}]
+        await broker.fetch({0: 0}).done()
+        assert broker.partition().log.end_offset == 6, "nothing is thrown away before others lead"
+        await broker.change(leader=PEER, isr=(PEER, OTHER))
+        assert (broker.partition().log.end_offset, broker.partition().role) == (0, Role.FOLLOWER)
+        assert len(_strays(tmp_path)) == 1, "an operator may look at it"
+        assert broker.metrics.replicas_lost == 1
+
+
+async def test_the_last_copy_stays_however_bad(tmp_path: Path) -> None:
+    async with broker_of_three(tmp_path) as broker:
+        await broker.create(configs={"segment.bytes": "200"}, isr=(ME,))
+        for _ in range(6):
+            broker.produce(bytes(100), acks=1)
+        broker.store.files.forget(broker.partition().log.segments[0])
+        _segments(tmp_path)[0].unlink()
+        await broker.fetch({0: 0}).done()
+        await until(lambda: broker.controller.lost)
+        await broker.change(leader=-1, isr=(), last_known_elr=(ME,))
+        assert (broker.partition().log.end_offset, _strays(tmp_path)) == (6, [])
+        await broker.change(leader=ME, isr=(ME,), leader_recovery_state=1)
+        assert broker.partition().log.end_offset == 0, "an operator chose to go on without it"
+
+
+async def test_a_damaged_log_is_set_aside_once_others_lead(tmp_path: Path) -> None:
+    await _write_some(tmp_path)
+    _damage(tmp_path)
+    broker = await _restarted(tmp_path)
+    await broker.create(leader=PEER)
+    assert broker.partitions.lost.keys == {("t", 0)}
+    assert broker.produce().produced.error_code is ErrorCode.not_leader_or_follower
+    await broker.change(isr=(PEER, OTHER))
+    assert (broker.partition().log.end_offset, len(_strays(tmp_path))) == (0, 1)
+    await broker.close()
+
+
+async def test_a_damaged_log_that_nobody_counts_on_is_replaced_at_once(tmp_path: Path) -> None:
+    await _write_some(tmp_path)
+    _damage(tmp_path)
+    broker = await _restarted(tmp_path)
+    await broker.create(leader=PEER, isr=(PEER, OTHER))
+    assert (broker.partition().log.end_offset, len(_strays(tmp_path))) == (0, 1)
+    await broker.close()
+
+
+async def test_a_damaged_log_without_peers_stays_refused(tmp_path: Path) -> None:
+    await _write_some(tmp_path, replicas=(ME,))
+    _damage(tmp_path)
+    broker = await _restarted(tmp_path)
+    await broker.create(replicas=(ME,))
+    assert broker.partitions.get("t", 0) is None
+    assert (len(broker.partitions.lost), list(broker.store.failed)) == (0, [("t", 0)])
+    await broker.close()
