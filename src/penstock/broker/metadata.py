@@ -1,108 +1,422 @@
-"""The metadata log: what the cluster has decided, durable before anyone sees it.
+"""The metadata log: what the cluster has decided, committed by the quorum before anyone sees it.
 
-Decisions are taken one at a time against the image, appended, synced, and replayed into a copy. Readers get the
-copy once this node has followed it, so a topic that is seen can be written to.
+Decisions are taken on the active controller, one after the other against a copy of the image, and committed
+together. Every node replays what is committed into a copy, follows it, and then shows it to readers: a topic that is
+seen can be written to.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
+from penstock.broker.quorum.snapshots import metadata_records
 from penstock.cluster.decision import Decision
 from penstock.cluster.delta import ImageDelta
+from penstock.cluster.difference import image_difference
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.records import RemoveTopicRecord
-from penstock.cluster.serde import decode_record, encode_records
+from penstock.cluster.serde import encode_records
 from penstock.cluster.wire import MetadataRecord
-from penstock.protocol.records import Record, decode_records, encode_batch, iter_batches
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import Record, encode_batch, iter_batches
+from penstock.raft.values import OffsetAndEpoch
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
-    from penstock.log.log import Log
+
+logger = logging.getLogger("penstock.metadata")
 
 Reply = TypeVar("Reply")
+Follow = Callable[[ImageDelta, ClusterImage], Awaitable[None]]
+Begin = Callable[[ClusterImage, set[UUID]], None]
 
-_READ_BYTES = 1 << 20
-_DECODED_BYTES_MAX = 1 << 30
+_READ_BYTES: Final = 1 << 20
+#: Decisions that share one commit, so that the first of them does not wait for all the world.
+_GROUP_MAX: Final = 500
+
+
+class _Proposal(NamedTuple):
+    decide: Callable[[ClusterImage], Decision[Any]]
+    answer: asyncio.Future[Any]
+
+
+class _Outcome(NamedTuple):
+    proposal: _Proposal
+    reply: Any
+    failure: Exception | None
+
+
+class _Appended(NamedTuple):
+    """A batch of this node's own, so that it need not be read back."""
+
+    base_offset: int
+    records: tuple[MetadataRecord, ...]
+    size_bytes: int
+    timestamp_ms: int
 
 
 class MetadataLog:
-    def __init__(
-        self, node: Node, log: Log, follow: Callable[[ImageDelta, ClusterImage], Awaitable[None]]
-    ) -> None:
+    """`open` after the quorum's log is open; `caught_up` once the quorum runs."""
+
+    def __init__(self, node: Node, follow: Follow, begin: Begin | None = None) -> None:
+        """`begin` is called in a thread before the first image is followed, with the topics deleted before."""
         self.image = ClusterImage()
-        self.log = log
+        #: The last offset whose record is in the published image.
+        self.applied_offset = -1
+        #: This node is the active controller: decisions are made here.
+        self.is_active = False
         #: Held by whoever changes the image or makes this node follow it.
         self.turn = asyncio.Lock()
         self._node = node
         self._follow = follow
+        self._begin = begin
+        self._deleted: set[UUID] = set()  # during the start, when nobody followed yet
+        self._committed_offset = 0  # everything below is committed
+        self._epoch = -1  # of this node as leader, -1 otherwise
+        self._own: _Appended | None = None  # appended here and not applied yet
+        self._replacement: tuple[ClusterImage, OffsetAndEpoch] | None = None
+        self._caught_up: asyncio.Future[None] | None = None
+        self._has_caught_up = self._is_following = False
+        self._failure: Exception | None = None
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._order = count()
+        self._queue: list[_Proposal] = []
+        self._next_offset: int | None = None
+        self._in_flight: asyncio.Future[None] | None = None
+        self._is_applying = self._is_proposing = self._is_taking_snapshot = False
+        self._unsaved_bytes = self._last_timestamp_ms = 0
+        self._snapshot_every_bytes = node.settings.integer("metadata.log.max.record.bytes.between.snapshots")
+
+    def __repr__(self) -> str:
+        return (
+            f"<MetadataLog applied {self.applied_offset}{' active' if self.is_active else ''} {self.image}>"
+        )
 
     @property
     def committed_offset(self) -> int:
-        return self.log.synced.offset - 1
-
-    @property
-    def applied_offset(self) -> int:
-        """The last offset whose record is in the published image."""
-        return self.committed_offset
-
-    @property
-    def is_active(self) -> bool:
-        """This node is the active controller: decisions are made here."""
-        return True
-
-    async def reached(self, offset: int) -> None:
-        """Returns once the published image holds the record at this offset."""
-        assert offset <= self.applied_offset
+        """The last offset that is committed; -1 while that is unknown."""
+        return self._committed_offset - 1
 
     @property
     def next_offset(self) -> int:
-        return self.log.end_offset
+        """Within a decision: the offset that its first record gets."""
+        return self._node.quorum.state.log.end_offset if self._next_offset is None else self._next_offset
 
-    def replay(self) -> set[UUID]:
-        """Build the image from the log, at start. Returns the ids of topics that were deleted."""
-        deleted: set[UUID] = set()
-        offset = self.log.start_offset
-        while offset < self.log.end_offset:
-            piece = self.log.read(offset, _READ_BYTES, self.log.end)
-            for header, batch in iter_batches(piece.data):
-                if header.is_control:
-                    continue
-                for record in decode_records(batch, _DECODED_BYTES_MAX):
-                    assert record.value is not None
-                    decoded = decode_record(record.value)
-                    self.image.replay(decoded)
-                    if isinstance(decoded, RemoveTopicRecord):
-                        deleted.add(decoded.topic_id)
-            offset = piece.next_offset
-        return deleted
+    # -- life ------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin from the newest snapshot, if there is one."""
+        state = self._node.quorum.state
+        if state.snapshot is not None and state.snapshot_id is not None:
+            self.image = state.snapshot.image
+            self.applied_offset = state.snapshot_id.offset - 1
+            self._committed_offset = state.snapshot_id.offset
+
+    async def caught_up(self) -> None:
+        """Returns once the image is what the leader had committed when it was first heard of.
+
+        Raises what has kept the quorum from starting.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if not self._has_caught_up:
+            if self._caught_up is None:
+                self._caught_up = asyncio.get_running_loop().create_future()
+            self._wake()
+            await asyncio.shield(self._caught_up)
+
+    async def follow(self, offset: int) -> None:
+        """From the image that holds the record at `offset` on, this node follows: what was before is past."""
+        await self.reached(offset)
+        async with self.turn:
+            await self._follow_first_image()
+
+    async def reached(self, offset: int) -> None:
+        """Returns once the published image holds the record at this offset."""
+        if offset <= self.applied_offset:
+            return
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (offset, next(self._order), reached))
+        await reached
+
+    # -- what the quorum tells -------------------------------------------------------------------------
+
+    def committed(self, offset: int) -> None:
+        self._committed_offset = max(offset, self._committed_offset)
+        self._wake()
+
+    def leader_changed(self, leader_id: int, epoch: int) -> None:
+        is_leader = leader_id == self._node.node_id
+        if self._epoch >= 0 and not (is_leader and epoch == self._epoch):
+            self._lose_office()
+        if is_leader:
+            self._epoch = epoch
+            self._become_active_if_due()
+
+    def heard(self) -> None:
+        """The leader has told how far it is: a node that starts may have caught up."""
+        if not self._has_caught_up:
+            self._wake()
+
+    def installed(self, image: ClusterImage, id: OffsetAndEpoch) -> None:
+        self._replacement = (image, id)
+        self.committed(id.offset)
+
+    def failed(self, error: Exception) -> None:
+        self._failure = error
+        if self._caught_up is not None:
+            _fail(self._caught_up, error)
+
+    def _lose_office(self) -> None:
+        """What was appended may still be committed by the next leader: those who wait cannot be told."""
+        self._epoch = -1
+        self._own = None
+        if self._in_flight is not None:
+            _fail(self._in_flight, _not_controller())
+        queue, self._queue = self._queue, []
+        for proposal in queue:
+            _fail(proposal.answer, _not_controller())
+        if self.is_active:
+            self.is_active = False
+            logger.info("no longer the active controller")
+            self._node.controller.became_inactive()
+
+    def _become_active_if_due(self) -> None:
+        """Decisions rest on all that was committed before, so they wait for the image to have it."""
+        if self._epoch < 0 or self.is_active or not self._has_caught_up:
+            return
+        quorum = self._node.quorum
+        if quorum.is_leader and self.applied_offset >= quorum.driver.core.epoch_start_offset:
+            self.is_active = True
+            logger.info("active controller", extra={"epoch": self._epoch})
+            self._node.controller.became_active()
+
+    # -- replaying -------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not self._is_applying:
+            self._is_applying = True
+            self._node.spawn(self._apply())
+
+    async def _apply(self) -> None:
+        try:
+            while self._replacement is not None or self.applied_offset + 1 < self._committed_offset:
+                async with self.turn:
+                    await self._apply_some()
+            if self._is_caught_up_due():
+                self._now_caught_up()
+        except Exception as error:
+            # Going on without a record, or with half of it, would be guessing.
+            logger.critical("metadata cannot be replayed", exc_info=error)
+            self._node.quorum.failed(error)
+        finally:
+            self._is_applying = False
+        self._become_active_if_due()
+
+    async def _apply_some(self) -> None:
+        if self._replacement is not None:
+            await self._replace_image()
+            return
+        records, last_offset = await self._committed_records()
+        image = self.image.fork() if self._has_caught_up else self.image
+        delta = image.apply(records)
+        if not self._is_following:
+            self._deleted |= {r.topic_id for r in records if isinstance(r, RemoveTopicRecord)}
+        if self._has_caught_up:
+            await self._publish(image, delta, last_offset)
+        else:
+            self.applied_offset = last_offset
+
+    async def _replace_image(self) -> None:
+        assert self._replacement is not None
+        (image, id), self._replacement = self._replacement, None
+        if id.offset <= self.applied_offset:
+            return
+        if self._has_caught_up:
+            await self._publish(image, image_difference(self.image, image), id.offset - 1)
+        else:
+            self.image, self.applied_offset = image, id.offset - 1
+
+    async def _publish(self, image: ClusterImage, delta: ImageDelta, offset: int) -> None:
+        if delta and self._is_following:
+            try:
+                await self._follow(delta, image)
+            except Exception:
+                # What is committed holds, whether or not this node can follow it at once.
+                logger.exception("metadata not followed", extra={"offset": offset})
+        self.image, self.applied_offset = image, offset
+        if delta and self._is_following:
+            self._node.image_changed(delta)
+        self._become_active_if_due()
+        self._answer_waiting()
+        self._consider_snapshot()
+
+    def _answer_waiting(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self.applied_offset:
+            _succeed(heapq.heappop(self._waiting)[2], None)
+
+    def _is_caught_up_due(self) -> bool:
+        if self._has_caught_up or self._caught_up is None or self._caught_up.done():
+            return False
+        told = self._node.quorum.told_high_watermark
+        return 0 <= told <= self.applied_offset + 1
+
+    def _now_caught_up(self) -> None:
+        self._has_caught_up = True
+        assert self._caught_up is not None
+        _succeed(self._caught_up, None)
+        self._answer_waiting()
+
+    async def _follow_first_image(self) -> None:
+        """All at once: what came and went in the past is nothing to follow."""
+        assert not self._is_following
+        if self._begin is not None:
+            await self._node.in_thread(self._begin, self.image, self._deleted)
+        self._is_following = True
+        everything = image_difference(ClusterImage(), self.image)
+        await self._publish(self.image, everything, self.applied_offset)
+
+    async def _committed_records(self) -> tuple[list[MetadataRecord], int]:
+        """The next run of what is committed and not applied, and its last offset."""
+        offset = self.applied_offset + 1
+        own = self._own
+        if own is not None and own.base_offset == offset:
+            self._own = None
+            self._note(own.size_bytes, own.timestamp_ms)
+            return list(own.records), offset + len(own.records) - 1
+        log = self._node.quorum.state.log
+        piece = await self._node.in_thread(log.read, offset, _READ_BYTES, log.end)
+        records: list[MetadataRecord] = []
+        last_offset = self.applied_offset
+        for header, batch in iter_batches(piece.data):
+            if header.last_offset >= self._committed_offset:
+                break
+            if header.last_offset > last_offset:
+                records += () if header.is_control else metadata_records(batch)
+                last_offset = header.last_offset
+                self._note(header.size, header.max_timestamp)
+        assert last_offset > self.applied_offset, f"nothing committed at {offset} in {log}"
+        return records, last_offset
+
+    # -- deciding --------------------------------------------------------------------------------------
 
     async def propose(self, decide: Callable[[ClusterImage], Decision[Reply]]) -> Reply:
-        """Raises what `decide` raises, and ApiError when the log cannot be written: nothing has changed.
+        """Returns once the decision is committed and shown. Raises what `decide` raises, and ApiError.
 
-        Once the records are durable they hold, whether or not this node can follow them at once.
+        NOT_CONTROLLER after the append means that nobody knows: the next leader may commit it or not.
         """
-        async with self.turn:
-            decision = decide(self.image)
-            if decision.records:
-                await self._commit(decision.records)
-            return decision.reply
+        if not self.is_active:
+            raise _not_controller()
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Proposal(decide, answer))
+        if not self._is_proposing:
+            self._is_proposing = True
+            self._node.spawn(self._work_off())
+        return await answer
 
-    async def _commit(self, records: tuple[MetadataRecord, ...]) -> None:
+    async def _work_off(self) -> None:
+        """One group after the other: what is proposed while one is committed shares the next."""
+        try:
+            while self._queue:
+                group, self._queue = self._queue[:_GROUP_MAX], self._queue[_GROUP_MAX:]
+                await self._commit(group)
+        finally:
+            self._is_proposing = False
+
+    async def _commit(self, group: list[_Proposal]) -> None:
+        outcomes: list[_Outcome] = []
+        epoch = self._epoch
+        try:
+            last_offset = await self._node.quorum.append(lambda: self._decide(group, epoch, outcomes))
+            if last_offset is not None:
+                await self._committed_and_shown(last_offset, epoch)
+        except Exception as error:
+            self._own = None
+            for proposal in group:
+                _fail(proposal.answer, error)
+            return
+        for proposal, reply, failure in outcomes:
+            if failure is not None:
+                _fail(proposal.answer, failure)
+            else:
+                _succeed(proposal.answer, reply)
+
+    def _decide(self, group: list[_Proposal], epoch: int, outcomes: list[_Outcome]) -> bytearray | None:
+        """In the quorum's turn: nothing else is appended meanwhile. Raises NOT_CONTROLLER."""
+        if not self.is_active or self._epoch != epoch:
+            raise _not_controller()
+        image, records = self.image.fork(), list[MetadataRecord]()
+        base_offset = self._node.quorum.state.log.end_offset
+        try:
+            for proposal in group:
+                self._next_offset = base_offset + len(records)
+                try:
+                    decision = proposal.decide(image)
+                    image.apply(decision.records)
+                except Exception as error:
+                    outcomes.append(_Outcome(proposal, None, error))
+                else:
+                    records += decision.records
+                    outcomes.append(_Outcome(proposal, decision.reply, None))
+        finally:
+            self._next_offset = None
+        if not records:
+            return None
         now_ms = self._node.now_ms()
-        batch = encode_batch(
-            [
-                Record(offset=place, timestamp=now_ms, key=None, value=value)
-                for place, value in enumerate(encode_records(records))
-            ]
-        )
-        self.log.append(memoryview(batch), leader_epoch=1, now_ms=now_ms, internal=True)
-        await self._node.sync(self.log)
-        image = self.image.fork()
-        delta = image.apply(records)
-        await self._follow(delta, image)
-        self.image = image
-        self._node.image_changed(delta)
+        values = encode_records(records)
+        batch = encode_batch([Record(place, now_ms, None, value) for place, value in enumerate(values)])
+        self._own = _Appended(base_offset, tuple(records), len(batch), now_ms)
+        return batch
+
+    async def _committed_and_shown(self, offset: int, epoch: int) -> None:
+        """Raises NOT_CONTROLLER when leadership is lost first."""
+        if self._epoch != epoch:
+            raise _not_controller()
+        self._in_flight = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (offset, next(self._order), self._in_flight))
+        self._answer_waiting()
+        await self._in_flight
+
+    # -- snapshots -------------------------------------------------------------------------------------
+
+    def _note(self, size_bytes: int, timestamp_ms: int) -> None:
+        self._unsaved_bytes += size_bytes
+        self._last_timestamp_ms = timestamp_ms
+
+    def _consider_snapshot(self) -> None:
+        """Once enough was written since the last one."""
+        if self._unsaved_bytes < self._snapshot_every_bytes or self._is_taking_snapshot:
+            return
+        self._unsaved_bytes, self._is_taking_snapshot = 0, True
+        self._node.spawn(self._take_snapshot(self.image, self.applied_offset))
+
+    async def _take_snapshot(self, image: ClusterImage, offset: int) -> None:
+        """An image that was published never changes, so a thread may read it."""
+        from penstock.broker.quorum.snapshotting import take_snapshot
+
+        try:
+            await take_snapshot(self._node, image, offset, last_timestamp_ms=self._last_timestamp_ms)
+        except OSError as error:
+            logger.error("no metadata snapshot", extra={"offset": offset, "reason": str(error)})
+        finally:
+            self._is_taking_snapshot = False
+
+
+def _not_controller() -> ApiError:
+    return ApiError(ErrorCode.not_controller, "this node is not the active controller")
+
+
+def _succeed(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

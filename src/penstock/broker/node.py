@@ -11,43 +11,45 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar
-from uuid import UUID, uuid4
 
+from penstock.broker.channel import ControllerChannel
+from penstock.broker.controller import Controller
 from penstock.broker.coordinator import GroupCoordinator
 from penstock.broker.fetch_sessions import FetchSessions
 from penstock.broker.flusher import end_process
 from penstock.broker.housekeeping import Housekeeping
+from penstock.broker.lifecycle import BrokerLifecycle
 from penstock.broker.listeners import Listener
 from penstock.broker.metadata import MetadataLog
 from penstock.broker.metrics import Metrics
 from penstock.broker.partitions import PartitionTable
 from penstock.broker.preparation import prepare
 from penstock.broker.producer_ids import ProducerIds
+from penstock.broker.quorum import Quorum
+from penstock.broker.quorum.driver import QuorumFailed
+from penstock.broker.quorum.election_file import DamagedElection
+from penstock.broker.quorum.snapshots import DamagedSnapshot
 from penstock.broker.server import Server
 from penstock.broker.settings import Settings
-from penstock.cluster.controller.brokers import BrokerRegistration, restart_sole_broker
-from penstock.cluster.controller.features import set_feature_levels
-from penstock.cluster.decision import Decision
 from penstock.cluster.delta import ImageDelta
 from penstock.cluster.image import ClusterImage
-from penstock.cluster.names import CLUSTER_METADATA
-from penstock.cluster.records import BrokerEndpoint, BrokerFeature
-from penstock.log.config import LogConfig
 from penstock.log.identity import WrongOwner
 from penstock.log.recovery import CorruptLog
 from penstock.log.store import LogStore, StoreLocked
 from penstock.protocol.compression import Codec
-from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
     from penstock.broker.connection import Connection
     from penstock.broker.context import RequestContext
     from penstock.broker.dispatch import Dispatcher
+    from penstock.broker.fetchers import Fetchers
     from penstock.broker.http import HttpServer
+    from penstock.broker.isr import IsrChanges
     from penstock.broker.partition import Partition
+    from penstock.broker.peers import Peers
     from penstock.log.log import Log
 
 logger = logging.getLogger("penstock.node")
@@ -58,10 +60,6 @@ Faults = Callable[["RequestContext", "Connection", memoryview, "Dispatcher"], bo
 
 #: How long a stopping node waits for replies that are under way.
 _DRAIN_SECONDS: Final = 2.0
-_METADATA_TOPIC_ID: Final = UUID(int=1)
-_METADATA_CONFIG: Final = LogConfig(
-    retention_ms=-1, retention_bytes=-1, cleanup_delete=False, max_message_bytes=2**31 - 1, flush="ack"
-)
 _CODECS: Final = {
     "uncompressed": Codec.NONE,
     "gzip": Codec.GZIP,
@@ -113,15 +111,19 @@ class Node:
         )
         self.fetch_bytes_max = settings.integer("fetch.max.bytes")
         self.producer_ids = ProducerIds(self)
+        self.quorum = Quorum(self)
+        self.metadata = MetadataLog(self, self.partitions.apply, self.partitions.remove_leftovers)
+        self.channel = ControllerChannel(self)
+        self.controller = Controller(self)
+        self.lifecycle = BrokerLifecycle(self)
+        self.housekeeping = Housekeeping(self)
         self.faults: Faults | None = None
         self.store: LogStore
-        self.metadata: MetadataLog
         self.server: Server
         self.groups: GroupCoordinator
         self.http: HttpServer | None = None
         self.listeners: tuple[Listener, ...] = ()  # as bound: port 0 has become a real one
         self.state = "starting"
-        self._housekeeping = Housekeeping(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._in_threads: set[Future[Any]] = set()
         self._stopping: asyncio.Task[None] | None = None
@@ -137,13 +139,17 @@ class Node:
         try:
             await self._start_http()
             await self._open_data()
-            await self._join_cluster()
-            await self.server.serve()
+            await self._listen()
+            await self._join_quorum()
+            if self.settings.is_broker:
+                await self._join_as_broker()
+            if not self._has_peers:
+                await self.server.serve()
         except BaseException:
             await self.stop(clean=False)
             raise
         self.state = "serving"
-        self._housekeeping.start()
+        self.housekeeping.start()
 
     async def _start_http(self) -> None:
         if self.settings.http_address is None:
@@ -160,6 +166,7 @@ class Node:
             self.store = LogStore.open(
                 Path(self.settings.data_dir),
                 node_id=self.node_id,
+                founding=self.quorum.is_lone,
                 threads=self.settings.integer("num.recovery.threads.per.data.dir"),
                 descriptors_max=self.settings.integer("penstock.open.files.max"),
                 producer_expiry_ms=self.settings.integer("producer.id.expiration.ms"),
@@ -167,33 +174,41 @@ class Node:
         except (StoreLocked, WrongOwner) as error:
             raise StartFailed(str(error), hint="--data-dir names another folder") from None
         try:
-            log = self.store.open_or_create(
-                CLUSTER_METADATA, 0, _METADATA_TOPIC_ID, _METADATA_CONFIG, now_ms=self.now_ms()
-            )
-        except CorruptLog as error:
+            self.quorum.open()
+        except (CorruptLog, DamagedSnapshot, DamagedElection) as error:
             raise StartFailed(f"the metadata log is damaged: {error}") from None
-        self.metadata = MetadataLog(self, log, self.partitions.apply)
-        deleted = self.metadata.replay()
-        self.partitions.remove_leftovers(self.image, deleted)
+        self.metadata.open()
         self.groups = GroupCoordinator(self)
 
-    async def _join_cluster(self) -> None:
+    async def _listen(self) -> None:
         self.server = Server(self)
         self.listeners = await self._bind()
-        try:
-            await self.metadata.propose(self._decide_to_join)
-        except ApiError as error:
-            raise StartFailed(f"{self.settings.data_dir}: {error.message or error.code.name}") from None
-        self.spawn(self.groups.start())
+        if self._has_peers:
+            # They have to reach this node before it can be of use to clients, who are cut off until then.
+            await self.server.serve()
 
-    def _decide_to_join(self, image: ClusterImage) -> Decision[None]:
-        """Registration and feature levels in one write, because a start waits for it."""
-        epoch = self.metadata.next_offset
-        joined = restart_sole_broker(image, self._registration(), broker_epoch=epoch)
-        after = image.fork()
-        after.apply(joined.records)
-        levels = set_feature_levels(after, {f.name: f.level_max for f in SUPPORTED_FEATURES})
-        return Decision((*joined.records, *levels.records), None)
+    @property
+    def _has_peers(self) -> bool:
+        return not self.quorum.is_lone or len(self.quorum.state.voters.latest) > 1
+
+    async def _join_quorum(self) -> None:
+        try:
+            await self.quorum.start()
+            await self.metadata.caught_up()
+        except (QuorumFailed, WrongOwner) as error:
+            raise StartFailed(f"{self.settings.data_dir}: {error}") from None
+        if not self.settings.is_broker:
+            await self.metadata.follow(self.metadata.applied_offset)
+
+    async def _join_as_broker(self) -> None:
+        """Nothing is led or followed before the cluster knows of this incarnation: the last one's epochs are over."""
+        await self.lifecycle.register()
+        await self.metadata.follow(self.lifecycle.broker_epoch)
+        if len(self.partitions.lost):
+            await self.partitions.lost.report()
+        self.lifecycle.ready()
+        await self.lifecycle.unfenced()
+        self.spawn(self.groups.start())
 
     async def _bind(self) -> tuple[Listener, ...]:
         bound = []
@@ -207,30 +222,6 @@ class Node:
             bound.append(listener._replace(port=port))
         return tuple(bound)
 
-    def _registration(self) -> BrokerRegistration:
-        ports = {listener.name: listener.port for listener in self.listeners}
-        return BrokerRegistration(
-            broker_id=self.node_id,
-            incarnation=uuid4(),
-            endpoints=tuple(
-                BrokerEndpoint(
-                    name=advertised.name,
-                    host=advertised.host,
-                    port=advertised.port or ports[advertised.name],
-                    security_protocol=0,
-                )
-                for advertised in self.settings.advertised
-            ),
-            features=tuple(
-                BrokerFeature(
-                    name=f.name, min_supported_version=f.level_min, max_supported_version=f.level_max
-                )
-                for f in SUPPORTED_FEATURES
-            ),
-            rack=self.settings.rack,
-            log_dirs=(self.store.directory_id,),
-        )
-
     async def stop(self, *, clean: bool = True) -> None:
         """`clean=False` leaves the data as a crash would, for tests and failed starts.
 
@@ -241,15 +232,19 @@ class Node:
         await asyncio.shield(self._stopping)
 
     async def _stop(self, clean: bool) -> None:
+        if clean and self.state == "serving":
+            self.state = "leaving"
+            await self._hand_over()
         self.state = "stopping"
-        self._housekeeping.stop()
+        self.housekeeping.stop()
         if hasattr(self, "server"):
             await self.server.close(_DRAIN_SECONDS if clean else 0)
         if hasattr(self, "groups"):
             self.groups.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.lifecycle.close()
+        if clean:
+            await self.quorum.stop()
+        await self._end_tasks()
         for partition in self.partitions:
             await partition.close()
         if self.http is not None:
@@ -261,6 +256,20 @@ class Node:
         self.executor.shutdown(wait=True)
         self.state = "stopped"
 
+    async def _hand_over(self) -> None:
+        """Others lead in this node's place before it goes."""
+        if self.settings.is_broker and self.settings.boolean("controlled.shutdown.enable"):
+            await self.lifecycle.hand_over()
+
+    async def _end_tasks(self) -> None:
+        if "fetchers" in self.__dict__:
+            await self.fetchers.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if "peers" in self.__dict__:
+            await self.peers.close()
+
     async def _threads_idle(self) -> None:
         """A start that was broken off may still be opening files."""
         while self._in_threads:
@@ -269,7 +278,8 @@ class Node:
 
     async def _close_store(self, clean: bool) -> None:
         try:
-            await self.in_thread(self.store.close, clean=clean)
+            high_watermarks = self.partitions.high_watermarks()
+            await self.in_thread(self.store.close, clean=clean, high_watermarks=high_watermarks)
         except OSError as error:
             self.stopped_cleanly = False
             logger.error("not closed cleanly; the next start recovers", extra={"reason": str(error)})
@@ -279,6 +289,27 @@ class Node:
     @property
     def image(self) -> ClusterImage:
         return self.metadata.image
+
+    @cached_property
+    def peers(self) -> Peers:
+        """Made when it is first needed, which a node alone never does."""
+        from penstock.broker.peers import Peers
+
+        return Peers(self)
+
+    @cached_property
+    def fetchers(self) -> Fetchers:
+        from penstock.broker.fetchers import Fetchers
+
+        return Fetchers(self)
+
+    @cached_property
+    def isr(self) -> IsrChanges:
+        from penstock.broker.isr import IsrChanges
+
+        changes = IsrChanges(self)
+        changes.start()
+        return changes
 
     @property
     def cluster_id(self) -> str:

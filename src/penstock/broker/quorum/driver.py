@@ -2,63 +2,393 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
 
-from penstock.protocol.compression import BytesLike
+from penstock.broker.quorum import election_file, snapshots
+from penstock.broker.quorum.controls import encode_control_batch, voters_in
+from penstock.broker.quorum.log_view import MetadataLogView
+from penstock.broker.quorum.state import QuorumState
+from penstock.cluster.names import CLUSTER_METADATA
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import iter_batches
+from penstock.raft import actions as work
+from penstock.raft.actions import Action, Send
+from penstock.raft.messages import EndEpochRequest, FetchReply, PeerReply, Request
+from penstock.raft.node import RaftNode
+from penstock.raft.values import (
+    Address,
+    Election,
+    OffsetAndEpoch,
+    ReplicaKey,
+    Timings,
+    VoterHistory,
+    VoterSet,
+)
 
 if TYPE_CHECKING:
-    from penstock.broker.connection import Reply
-    from penstock.broker.context import RequestContext
     from penstock.broker.node import Node
-    from penstock.log.log import Log
+    from penstock.broker.quorum.snapshots import Snapshot
+
+logger = logging.getLogger("penstock.quorum")
+
+#: One event: told the time, it returns what is to be done.
+Event = Callable[[int], list[Action]]
+
+#: Bytes of the log in one answer; a larger batch is sent whole.
+SERVED_BYTES_MAX: Final = 4 << 20
+SNAPSHOT_PIECE_BYTES_MAX: Final = 1 << 20
+#: Rest after a disk has refused what a leader sent.
+_REFUSED_REST_S: Final = 0.2
+#: How long a leader that stops waits to be heard saying so.
+_FAREWELL_S: Final = 0.5
 
 
-class Quorum:
-    """`open` the log, then `start`; `leader_id` is -1 while nobody is known to lead."""
+class Owner(Protocol):
+    """Whom the loop tells what has come of it, in the order in which it did."""
 
-    log: Log
-    leader_id: int
-    epoch: int
-    #: Everything below this offset is committed; 0 while that is unknown.
-    high_watermark: int
-    #: This node belongs to a cluster; before that it is still founding or looking for one.
-    has_cluster: bool
+    def leader_changed(self, leader_id: int, epoch: int) -> None: ...
 
-    def __init__(self, node: Node) -> None: ...
+    def committed(self, offset: int) -> None: ...
 
-    def open(self) -> None:
-        """Blocking: open the metadata log and read who votes. Raises CorruptLog, OSError."""
+    def heard(self) -> None: ...
 
-    async def start(self) -> None:
-        """Found, find or resume the cluster; returns once this node takes part. The listeners are bound before."""
+    def installed(self, snapshot: Snapshot, id: OffsetAndEpoch) -> None: ...
 
-    async def stop(self) -> None:
-        """Resign if leading, and end. The metadata log is closed with the store."""
+    def failed(self, error: Exception) -> None: ...
 
-    @property
-    def is_leader(self) -> bool: ...
 
-    @property
-    def is_alone(self) -> bool:
-        """This node is the only voter."""
+class Driver:
+    """`post` events; they are worked off by one task, and each is done before the next begins."""
 
-    def address_of(self, node_id: int) -> tuple[str, int] | None:
-        """Where the leader, or a voter, listens."""
+    def __init__(
+        self,
+        node: Node,
+        state: QuorumState,
+        *,
+        voters: VoterHistory,
+        addresses: tuple[Address, ...],
+        owner: Owner,
+    ) -> None:
+        self._node = node
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self.log = state.log
+        self.view = MetadataLogView(state.log, state.snapshot_id)
+        self.core = RaftNode(
+            local=ReplicaKey(node.node_id, node.store.directory_id),
+            is_controller=node.settings.is_controller,
+            addresses=addresses,
+            log=self.view,
+            election=state.election or Election(),
+            voters=voters,
+            timings=_timings(node),
+            draw=random.randrange,
+        )
+        #: The newest high watermark that a leader has told, which may be ahead of this log.
+        self.told_high_watermark = -1
+        self._inbox: deque[Event] = deque()
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_ms: int | None = None
+        self._after: deque[Event] = deque()  # what an action owes the core once all of its call are done
+        self._is_syncing = self._wants_sync = False
+        self._bootstrap = 0
+        self.is_stopped = False
+        self._task: asyncio.Task[None] | None = None
+        self._sending: dict[asyncio.Task[None], Send] = {}
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    def start(self) -> None:
+        self.post(self.core.start)
+        self._task = self._node.spawn(self._run())
+
+    def post(self, event: Event) -> None:
+        self._inbox.append(event)
+        self._wake.set()
+
+    async def finish(self) -> None:
+        """Hand over if leading, and do nothing more."""
+        if self._task is None or self._task.done():
+            return
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def end(now_ms: int) -> list[Action]:
+            _answer(done, None)
+            return []
+
+        self.post(self.core.resign)
+        self.post(end)
+        await asyncio.wait((done, self._task), return_when=asyncio.FIRST_COMPLETED)
+        self.is_stopped = True
+        self._disarm()
+        farewells = {
+            task for task, send in self._sending.items() if isinstance(send.request, EndEpochRequest)
+        }
+        if farewells:
+            await asyncio.wait(farewells, timeout=_FAREWELL_S)
+
+    async def _run(self) -> None:
+        try:
+            while not self.is_stopped:
+                while self._inbox:
+                    await self._work(self._inbox.popleft())
+                self._arm()
+                self._wake.clear()
+                if not self._inbox:
+                    await self._wake.wait()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.critical("the quorum loop has failed", exc_info=error)
+            self._owner.failed(error)
+
+    async def _work(self, event: Event) -> None:
+        self._after.append(event)
+        while self._after:
+            for action in self._after.popleft()(self.now_ms()):
+                await self._carry_out(action)
+
+    def _arm(self) -> None:
+        deadline_ms = self.core.next_deadline_ms()
+        if deadline_ms == self._armed_ms and self._timer is not None:
+            return
+        self._disarm()
+        if deadline_ms is not None and not self.is_stopped:
+            self._armed_ms = deadline_ms
+            # A millisecond late, so that the deadline has passed by the core's whole numbers.
+            self._timer = self._loop.call_at((deadline_ms + 1) / 1000, self._tick)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._armed_ms = None
+
+    def _tick(self) -> None:
+        self._timer = self._armed_ms = None
+        self.post(self.core.tick)
+
+    # -- actions ---------------------------------------------------------------------------------------
+
+    async def _carry_out(self, action: Action) -> None:
+        match action:
+            case work.Send():
+                self._begin_sending(action)
+            case work.Answer(token, reply):
+                _answer(token, reply)
+            case work.Serve(token, reply, offset):
+                _answer(token, replace(reply, records=await self._read(offset)))
+            case work.HighWatermark(offset):
+                self._owner.committed(offset)
+            case work.AppendRecords(records):
+                await self._append_records(records)
+            case work.AppendControl():
+                self._append_control(action)
+            case work.SaveElection(election):
+                await self._save(election)
+            case work.LeaderChanged(leader_id, epoch):
+                self._owner.leader_changed(leader_id, epoch)
+            case work.Truncate(offset):
+                await self._truncate(offset)
+            case _:
+                await self._carry_out_snapshot(action)
+
+    async def _carry_out_snapshot(self, action: Action) -> None:
+        folder = self.log.directory
+        match action:
+            case work.ServeSnapshot():
+                self._node.spawn(self._serve_snapshot(action))
+            case work.WriteSnapshot(id, position, data):
+                await self._node.in_thread(snapshots.receive, folder, id, position, data)
+            case work.InstallSnapshot(id):
+                await self._install(id)
+            case _:
+                raise AssertionError(f"no such work: {action}")
+
+    async def _save(self, election: Election) -> None:
+        try:
+            await self._node.in_thread(election_file.save, self.log.directory, election)
+        except OSError as error:
+            # A vote that may or may not be on disk must not be given, nor given again.
+            raise QuorumFailed(f"the vote cannot be saved: {error}") from error
+
+    async def _truncate(self, offset: int) -> None:
+        logger.info("metadata log cut", extra={"from_offset": self.log.end_offset, "to_offset": offset})
+        now_ms = self._node.now_ms()
+        try:
+            await self._node.in_thread(self._node.store.truncate, CLUSTER_METADATA, 0, offset, now_ms=now_ms)
+        except OSError as error:
+            raise QuorumFailed(f"the metadata log cannot be cut: {error}") from error
+        self._after.append(self.core.appended)
+
+    async def _append_records(self, records: bytes) -> None:
+        """As the leader stamped them. What does not continue the log, or is damaged, is fetched again."""
+        now_ms = self._node.now_ms()
+        found = list(voters_in(records))
+        try:
+            for _, batch in iter_batches(records):
+                self.log.append_replicated(batch, now_ms=now_ms)
+        except ApiError as error:
+            logger.error("metadata not appended", extra={"reason": str(error)})
+            await asyncio.sleep(_REFUSED_REST_S)
+        for offset, voters in found:
+            if offset < self.log.end_offset:
+                self._after.append(partial(self._voters_appended, offset, voters))
+        self._after.append(self.core.appended)
+        self.want_sync()
+
+    def _voters_appended(self, offset: int, voters: VoterSet, now_ms: int) -> list[Action]:
+        self.core.voters_appended(offset, voters)
+        return []
+
+    def _append_control(self, action: work.AppendControl) -> None:
+        assert self.log.end_offset == action.offset, (self.log.end_offset, action.offset)
+        now_ms = self._node.now_ms()
+        batch = encode_control_batch(action.records, epoch=self.core.epoch, now_ms=now_ms)
+        try:
+            self.append(batch)
+        except ApiError as error:
+            raise QuorumFailed(f"the metadata log cannot be written: {error}") from error
 
     def append(self, batch: bytearray) -> int:
-        """Append to the metadata log and begin to sync. Returns the last offset. Raises NOT_CONTROLLER."""
+        """Within an event of the leader. Returns the last offset. Raises ApiError."""
+        appended = self.log.append(
+            memoryview(batch), leader_epoch=self.core.epoch, now_ms=self._node.now_ms(), internal=True
+        )
+        self._after.append(self.core.appended)
+        self.want_sync()
+        return appended.last_offset
 
-    def when_committed(self, offset: int) -> Awaitable[None]:
-        """Raises NOT_CONTROLLER if leadership is lost first: it may be committed or not."""
+    # -- syncing ---------------------------------------------------------------------------------------
 
-    def answer_fetch(
-        self, ctx: RequestContext, frame: BytesLike, position: int, correlation_id: int
-    ) -> Awaitable[Reply]:
-        """Fetch of the metadata log: the body of the request at `position`; the whole encoded answer."""
+    def want_sync(self) -> None:
+        self._wants_sync = True
+        if not self._is_syncing:
+            self._is_syncing = True
+            self._node.spawn(self._sync())
 
-    async def handle(self, request: Any) -> Any:
-        """A quorum request in the raft core's words, and its reply."""
+    async def _sync(self) -> None:
+        """One at a time: what is appended meanwhile shares the next."""
+        try:
+            while self._wants_sync:
+                self._wants_sync = False
+                await self._node.sync(self.log)
+                self.post(self.core.synced)
+        finally:
+            self._is_syncing = False
 
-    def describe(self) -> Any:
-        """raft's QuorumView."""
+    # -- peers -----------------------------------------------------------------------------------------
+
+    def _begin_sending(self, send: Send) -> None:
+        task = self._node.spawn(self._send(send))
+        self._sending[task] = send
+        task.add_done_callback(self._sending.pop)
+
+    async def _send(self, send: Send) -> None:
+        reply, refused = await self._ask(send)
+        self.post(lambda now_ms: self.core.answered(send, reply, now_ms, refused=refused))
+        if isinstance(reply, FetchReply) and reply.high_watermark > self.told_high_watermark:
+            self.told_high_watermark = reply.high_watermark
+            self.post(self._tell_heard)
+
+    def _tell_heard(self, now_ms: int) -> list[Action]:
+        self._owner.heard()
+        return []
+
+    async def _ask(self, send: Send) -> tuple[PeerReply | None, bool]:
+        from penstock.broker.quorum.asking import ask
+
+        where = send.to if send.to is not None else self._next_bootstrap_server()
+        if where is None:
+            return None, False
+        try:
+            return await ask(self._node, where, send.request)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("quorum request failed", extra={"to": str(where)})
+            return None, False
+
+    def _next_bootstrap_server(self) -> tuple[str, int] | None:
+        servers = bootstrap_servers(self._node)
+        self._bootstrap += 1
+        return servers[self._bootstrap % len(servers)] if servers else None
+
+    # -- serving ---------------------------------------------------------------------------------------
+
+    def received(self, request: Request) -> asyncio.Future[PeerReply]:
+        token: asyncio.Future[PeerReply] = self._loop.create_future()
+        self.post(lambda now_ms: self.core.received(request, token, now_ms))
+        return token
+
+    async def _read(self, offset: int) -> bytes:
+        log = self.log
+        if offset >= log.end_offset:
+            return b""
+        try:
+            piece = log.read(offset, SERVED_BYTES_MAX, log.end, nowait=True)
+        except BlockingIOError:
+            piece = await self._node.in_thread(log.read, offset, SERVED_BYTES_MAX, log.end)
+        except ApiError as error:
+            logger.error("metadata cannot be read", extra={"offset": offset, "reason": str(error)})
+            return b""
+        return bytes(piece.data)
+
+    async def _serve_snapshot(self, action: work.ServeSnapshot) -> None:
+        id, position = action.request.id, action.request.position
+        try:
+            size, data = await self._node.in_thread(
+                snapshots.read_piece, self.log.directory, id, position, SNAPSHOT_PIECE_BYTES_MAX
+            )
+            reply = replace(action.reply, size=size, position=position, data=data)
+        except OSError:
+            reply = replace(action.reply, error=ErrorCode.snapshot_not_found)
+        _answer(action.token, reply)
+
+    async def _install(self, id: OffsetAndEpoch) -> None:
+        node = self._node
+        snapshot = await node.in_thread(snapshots.finish, self.log.directory, id)
+        try:
+            await node.in_thread(node.store.restart_at, CLUSTER_METADATA, 0, id.offset, now_ms=node.now_ms())
+        except OSError as error:
+            raise QuorumFailed(f"the metadata log cannot take up a snapshot: {error}") from error
+        self.view.snapshot = id
+        self._after.append(partial(self._voters_appended, id.offset - 1, snapshot.voters))
+        self._after.append(self.core.snapshot_installed)
+        self._owner.installed(snapshot, id)
+        self.want_sync()  # the log begins beyond what was synced of it
+
+
+class QuorumFailed(Exception):
+    """This node cannot take part any more: what it would say might not be true after a crash."""
+
+
+def bootstrap_servers(node: Node) -> list[tuple[str, int]]:
+    """Where a cluster may be found, without this node itself."""
+    founders = [at for id, at in node.settings.founders.items() if id != node.node_id]
+    return [*node.settings.bootstrap_servers, *founders]
+
+
+def _answer(token: object, reply: object) -> None:
+    assert isinstance(token, asyncio.Future)
+    if not token.done():
+        token.set_result(reply)
+
+
+def _timings(node: Node) -> Timings:
+    settings = node.settings
+    return Timings(
+        election_timeout_ms=settings.integer("controller.quorum.election.timeout.ms"),
+        fetch_timeout_ms=settings.integer("controller.quorum.fetch.timeout.ms"),
+        backoff_max_ms=settings.integer("controller.quorum.election.backoff.max.ms"),
+    )

@@ -1,0 +1,91 @@
+"""DescribeQuorum (key 55), v0-2. Who votes and who watches, how far each has come, and where voters listen.
+
+Answered by the leader. A node that belongs to no cluster yet says UNKNOWN_TOPIC_OR_PARTITION at the top: that is
+how founders find out about each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kio.schema.describe_quorum.v2 import response as wire
+
+from penstock.broker.context import RequestContext
+from penstock.broker.quorum.serving import metadata_partition, no_cluster
+from penstock.cluster.names import CLUSTER_METADATA
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.raft.values import QuorumView, ReplicaView
+
+
+def handle(ctx: RequestContext, request: Any) -> Any:
+    """Raises NOT_CONTROLLER where another node leads."""
+    quorum = ctx.node.quorum
+    if not quorum.has_cluster:
+        error = no_cluster()
+        return _response(error.code, error.message, (), ())
+    try:
+        metadata_partition(request.topics, "topic_name", "partition_index")
+    except ApiError as error:
+        return _response(ErrorCode.none, None, tuple(_refused(topic, error) for topic in request.topics), ())
+    view = quorum.describe()
+    topic = wire.TopicData(topic_name=CLUSTER_METADATA, partitions=(_partition(ctx, view),))
+    return _response(ErrorCode.none, None, (topic,), _nodes(view))
+
+
+def _response(code: ErrorCode, message: str | None, topics: Any, nodes: Any) -> Any:
+    return wire.DescribeQuorumResponse(error_code=code, error_message=message, topics=topics, nodes=nodes)
+
+
+def _partition(ctx: RequestContext, view: QuorumView) -> Any:
+    return wire.PartitionData(
+        partition_index=0,
+        error_code=ErrorCode.none,
+        error_message=None,
+        leader_id=view.leader_id,
+        leader_epoch=view.epoch,
+        high_watermark=view.high_watermark,
+        current_voters=tuple(_replica(ctx, replica) for replica in view.voters),
+        observers=tuple(_replica(ctx, replica) for replica in view.observers),
+    )
+
+
+def _replica(ctx: RequestContext, replica: ReplicaView) -> Any:
+    wall_clock_ms = ctx.node.quorum.wall_clock_ms
+    return wire.ReplicaState(
+        replica_id=replica.key.id,
+        replica_directory_id=replica.key.directory,
+        log_end_offset=replica.offset,
+        last_fetch_timestamp=wall_clock_ms(replica.last_fetch_ms),
+        last_caught_up_timestamp=wall_clock_ms(replica.last_caught_up_ms),
+    )
+
+
+def _nodes(view: QuorumView) -> tuple[Any, ...]:
+    return tuple(
+        wire.Node(
+            node_id=voter.key.id,
+            listeners=tuple(
+                wire.Listener(name=at.name, host=at.host, port=at.port) for at in voter.addresses
+            ),
+        )
+        for voter in view.voter_set
+    )
+
+
+def _refused(topic: Any, error: ApiError) -> Any:
+    return wire.TopicData(
+        topic_name=topic.topic_name,
+        partitions=tuple(
+            wire.PartitionData(
+                partition_index=asked.partition_index,
+                error_code=error.code,
+                error_message=error.message,
+                leader_id=-1,
+                leader_epoch=-1,
+                high_watermark=-1,
+                current_voters=(),
+                observers=(),
+            )
+            for asked in topic.partitions
+        ),
+    )

@@ -1,0 +1,46 @@
+"""UpdateRaftVoter (key 82), v0. A voter listens elsewhere now; answered once that is committed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from kio.schema.update_raft_voter.v0.response import CurrentLeader, UpdateRaftVoterResponse
+
+from penstock.broker.context import RequestContext
+from penstock.broker.quorum.serving import check_cluster
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.raft.values import Address, ReplicaKey, Voter
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    """Raises NOT_CONTROLLER where another node leads."""
+    code = ErrorCode.none
+    try:
+        check_cluster(ctx, request.cluster_id)
+        _check_epoch(ctx.node.quorum.epoch, request.current_leader_epoch)
+        voter = Voter(
+            ReplicaKey(int(request.voter_id), request.voter_directory_id),
+            tuple(Address(at.name, at.host, int(at.port)) for at in request.listeners),
+        )
+        await ctx.node.quorum.update_voter(voter)
+    except ApiError as error:
+        if error.code is ErrorCode.not_controller:
+            raise
+        code = error.code
+    return UpdateRaftVoterResponse(
+        throttle_time=timedelta(0), error_code=code, current_leader=_current_leader(ctx)
+    )
+
+
+def _check_epoch(epoch: int, asked: int) -> None:
+    if asked > epoch:
+        raise ApiError(ErrorCode.unknown_leader_epoch)
+    if 0 <= asked < epoch:
+        raise ApiError(ErrorCode.fenced_leader_epoch)
+
+
+def _current_leader(ctx: RequestContext) -> Any:
+    quorum = ctx.node.quorum
+    host, port = quorum.address_of(quorum.leader_id) or ("", -1)
+    return CurrentLeader(leader_id=quorum.leader_id, leader_epoch=quorum.epoch, host=host, port=port)

@@ -1,0 +1,73 @@
+"""What of the quorum is on this node's disk: the metadata log, its newest snapshot, the vote, and who votes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
+
+from penstock.broker.quorum import election_file, snapshots
+from penstock.broker.quorum.controls import voters_in
+from penstock.cluster.names import CLUSTER_METADATA
+from penstock.log.config import LogConfig
+from penstock.log.log import Log
+from penstock.raft.values import Election, OffsetAndEpoch, VoterHistory
+
+if TYPE_CHECKING:
+    from penstock.broker.quorum.snapshots import Snapshot
+    from penstock.log.store import LogStore
+
+logger = logging.getLogger("penstock.quorum")
+
+METADATA_TOPIC_ID: Final = UUID(int=1)
+METADATA_CONFIG: Final = LogConfig(
+    segment_bytes=64 << 20,  # small enough for snapshots to give space back
+    retention_ms=-1,
+    retention_bytes=-1,
+    cleanup_delete=False,
+    max_message_bytes=2**31 - 1,
+    flush="ack",
+)
+_READ_BYTES: Final = 1 << 20
+
+
+class QuorumState(NamedTuple):
+    log: Log
+    election: Election | None
+    voters: VoterHistory
+    snapshot_id: OffsetAndEpoch | None
+    snapshot: Snapshot | None
+
+    @property
+    def folder(self) -> Path:
+        return self.log.directory
+
+    @property
+    def is_empty(self) -> bool:
+        return self.log.end_offset == 0 and self.snapshot is None
+
+
+def open_state(store: LogStore, *, now_ms: int) -> QuorumState:
+    """Blocking. Raises CorruptLog, DamagedSnapshot, DamagedElection, OSError."""
+    log = store.open_or_create(CLUSTER_METADATA, 0, METADATA_TOPIC_ID, METADATA_CONFIG, now_ms=now_ms)
+    snapshots.remove_unfinished(log.directory)
+    id = max(snapshots.stored(log.directory), default=None)
+    snapshot = None if id is None else snapshots.load(log.directory, id)
+    if id is not None and id.offset > log.end_offset:
+        # A snapshot was installed, and the end came before the log took it up.
+        store.restart_at(CLUSTER_METADATA, 0, id.offset, now_ms=now_ms)
+    voters = VoterHistory()
+    if id is not None and snapshot is not None:
+        voters.add(id.offset - 1, snapshot.voters)
+    _read_voters(log, id.offset if id is not None else log.start_offset, voters)
+    return QuorumState(log, election_file.load(log.directory), voters, id, snapshot)
+
+
+def _read_voters(log: Log, offset: int, voters: VoterHistory) -> None:
+    while offset < log.end_offset:
+        piece = log.read(offset, _READ_BYTES, log.end)
+        for at, voter_set in voters_in(piece.data):
+            if at >= offset:
+                voters.add(at, voter_set)
+        offset = piece.next_offset
