@@ -41,10 +41,8 @@ class Controller:
         settings = node.settings
         self._node = node
         self._heartbeat_ms = settings.integer("broker.heartbeat.interval.ms")
-        self.sessions = BrokerSessions(
-            session_timeout_ms=settings.integer("broker.session.timeout.ms"),
-            fetch_timeout_ms=settings.integer("controller.quorum.fetch.timeout.ms"),
-        )
+        self._session_ms = settings.integer("broker.session.timeout.ms")
+        self.sessions = BrokerSessions(session_timeout_ms=self._session_ms)
         self._layers: tuple[Layer, ...] | None = None
         self._rules = ControllerRules()
         self._care: LeaderCare | None = None
@@ -60,9 +58,20 @@ class Controller:
         node = self._node
         self.became_inactive()
         node.metrics.controller_elections += 1
-        self.sessions.elected(node.image, self._now_ms(), node.channel.last_controller_id)
+        self._begin_sessions()
         self._care = None
         self._watching = node.spawn(self._watch())
+
+    def _begin_sessions(self) -> None:
+        """Who decided before has been silent since it last answered this node; everyone else begins afresh.
+
+        It gets the time of two heartbeats nevertheless, in case it lives and finds us only now.
+        """
+        node = self._node
+        spent_ms = max(self._session_ms - 2 * self._heartbeat_ms, 0)
+        silent_ms = min(node.lifecycle.silent_ms(), spent_ms)
+        self.sessions = BrokerSessions(session_timeout_ms=self._session_ms, fetch_timeout_ms=silent_ms)
+        self.sessions.elected(node.image, self._now_ms(), node.channel.last_controller_id)
 
     def became_inactive(self) -> None:
         """Another node decides, or nobody does; also called when the node stops."""

@@ -94,6 +94,10 @@ class BrokerLifecycle:
         while self.is_fenced:
             await self._change()
 
+    def silent_ms(self) -> int:
+        """How long no controller has answered a heartbeat."""
+        return int((self._now() - self._heard_at) * 1000) if self._beating is not None else 0
+
     # -- leaving -------------------------------------------------------------------------------------
 
     async def hand_over(self) -> None:
