@@ -10,11 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.broker.apis import FETCH, PRODUCE
 from penstock.broker.exposition import Exposition, Family, Timings, render
+from penstock.broker.leading import monotonic_ms
 from penstock.broker.metrics import LATENCY_BUCKETS, Metrics
 from penstock.groups.messages import CommitRequest, OffsetToCommit
 from penstock.groups.settings import GroupSettings
 from penstock.groups.shard import GroupShard
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.replication.leader import LeaderRules
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -45,10 +47,48 @@ class _Shards:
 
 def _partition(topic: str, index: int, *, start: int, end: int, high: int) -> Any:
     log = SimpleNamespace(start_offset=start, end_offset=end, size_bytes=end * 100, segments=[None] * 3)
-    return SimpleNamespace(topic=topic, index=index, log=log, high_watermark=high)
+    return SimpleNamespace(
+        topic=topic,
+        index=index,
+        log=log,
+        high_watermark=high,
+        leading=None,
+        is_leader=True,
+        leader_id=3,
+        replicas=(3,),
+        isr_size=1,
+        has_enough_replicas=True,
+    )
+
+
+def _led(partition: Any, replicas: tuple[int, ...], isr: tuple[int, ...], isr_min: int) -> Any:
+    """With followers, of which broker 4 has everything and broker 5 has never been heard of."""
+    now_ms = monotonic_ms()
+    end_offset = partition.log.end_offset
+    rules = LeaderRules(
+        local_id=3,
+        leader_epoch=1,
+        partition_epoch=1,
+        replicas=replicas,
+        isr=isr,
+        epoch_start_offset=0,
+        high_watermark=0,
+        local_offset=end_offset,
+        lag_ms_max=10_000,
+        isr_min=isr_min,
+        now_ms=now_ms,
+    )
+    rules.fetched(4, offset=end_offset - 2, log_end=end_offset, broker_epoch=1, now_ms=now_ms - 3_000)
+    partition.leading = SimpleNamespace(rules=rules)
+    partition.replicas, partition.isr_size = replicas, len(isr)
+    partition.has_enough_replicas = len(isr) >= isr_min
+    return partition
 
 
 class _Partitions(list[Any]):
+    refused = frozenset({("orders", 9)})
+    lost = SimpleNamespace(keys=frozenset({("orders", 8), ("orders", 9)}))
+
     def get(self, topic: str, index: int) -> Any:
         return next((each for each in self if (each.topic, each.index) == (topic, index)), None)
 
@@ -100,6 +140,43 @@ class _Sessions:
 
 async def _scrape(node: Any) -> Samples:
     return _samples(await Exposition(node).scrape())
+
+
+async def test_replication(node: Any) -> None:
+    _led(node.partitions[0], (3, 4, 5), (3, 4), isr_min=2)
+    _led(node.partitions[1], (3, 4, 5), (3,), isr_min=2)
+    followed = _partition("late", 0, start=0, end=5, high=5)
+    followed.is_leader, followed.leader_id = False, -1
+    node.partitions.append(followed)
+    node.metrics.isr_shrinks, node.metrics.isr_expands = 4, 3
+    node.metrics.unclean_leaderships, node.metrics.replicas_lost = 2, 1
+    lag = SimpleNamespace(topic="late", partition=0, leader=4, records=12)
+    node.fetchers = SimpleNamespace(
+        bytes_fetched=10_000, bytes_moved=500, truncations=6, records_lost=7, lags=lambda: [lag]
+    )
+    samples = await _scrape(node)
+    shown = {name: value for (name, labels), value in samples.items() if not labels}
+    assert shown["penstock_replicas"] == 3
+    assert shown["penstock_partitions_led"] == 2
+    assert shown["penstock_partitions_under_replicated"] == 2
+    assert shown["penstock_partitions_under_min_isr"] == 1
+    assert shown["penstock_partitions_offline"] == 3
+    assert (shown["penstock_isr_shrinks_total"], shown["penstock_isr_expands_total"]) == (4, 3)
+    assert (shown["penstock_unclean_leaderships_total"], shown["penstock_replicas_lost_total"]) == (2, 1)
+    assert shown["penstock_committed_messages_lost_total"] == 7
+    of_4 = (("partition", "0"), ("replica", "4"), ("topic", "orders"))
+    of_5 = (("partition", "0"), ("replica", "5"), ("topic", "orders"))
+    assert samples["penstock_replica_lag_messages", of_4] == 2
+    assert ("penstock_replica_lag_messages", of_5) not in samples, "what is not known is not zero"
+    assert samples["penstock_replica_lag_seconds", of_5] > 10
+    behind = (("leader", "4"), ("partition", "0"), ("topic", "late"))
+    assert samples["penstock_follower_lag_messages", behind] == 12
+
+
+async def test_acknowledgements_are_timed_by_topic(node: Any) -> None:
+    node.metrics.traffic("orders").acks.observe(0.02)
+    samples = await _scrape(node)
+    assert samples["penstock_topic_ack_seconds_sum", (("topic", "orders"),)] == 0.02
 
 
 async def test_traffic_of_a_topic(node: Any) -> None:
