@@ -153,7 +153,7 @@ async def test_topics_are_made_and_deleted_again_once_there_is_room(tmp_path: Pa
         disk.free()
         # Where nothing could be written down the topic can be made anew; otherwise it only lacks its folders.
         assert await _creation_error(node, "new") in (ErrorCode.none, ErrorCode.topic_already_exists)
-        await node._housekeeping._try_refused()
+        await node.housekeeping._try_refused()
         client = await Client.connect(node)
         assert (await client.produce("new", b"x", acks=-1)).offset == 0
         await delete_topic(node, "t")

@@ -73,7 +73,7 @@ async def test_a_topic_whose_folders_find_no_room_gets_them_later(tmp_path: Path
         client = await Client.connect(node)
         assert (await client.produce("t", b"x")).error is ErrorCode.unknown_topic_or_partition
         disk.is_full = False
-        await node._housekeeping._try_refused()
+        await node.housekeeping._try_refused()
         assert not node.partitions.refused
         assert (await client.produce("t", b"x", partition=2, acks=-1)).error is ErrorCode.none
     async with running(tmp_path) as node:
@@ -87,7 +87,7 @@ async def test_who_adds_partitions_is_told_that_they_find_no_room(tmp_path: Path
         disk.is_full = True
         assert await _add_partitions(client, "t", 3) is ErrorCode.kafka_storage_error
         disk.is_full = False
-        await node._housekeeping._try_refused()
+        await node.housekeeping._try_refused()
         assert node.partitions.get("t", 2) is not None
         assert await _add_partitions(client, "t", 4) is ErrorCode.none
 
@@ -109,7 +109,7 @@ async def test_other_topics_go_on_while_one_finds_no_room(tmp_path: Path, disk: 
         assert node.partitions.refused == {("new", 0)}
         await delete_topic(node, "new")
         assert not node.partitions.refused
-        await node._housekeeping._try_refused()
+        await node.housekeeping._try_refused()
         assert node.partitions.get("new", 0) is None
 
 
@@ -119,7 +119,7 @@ async def test_offsets_find_room_later_and_groups_serve_then(tmp_path: Path, dis
         await node.groups.ensure_topic()
         assert {topic for topic, _ in node.partitions.refused} == {"__consumer_offsets"}
         disk.is_full = False
-        await node._housekeeping._try_refused()
+        await node.housekeeping._try_refused()
         await until(lambda: len(node.groups._runtime._active) == 2)
 
 
