@@ -40,7 +40,7 @@ async def answer_of_controller(
     """The reply to a client, size and all."""
     node = context.node
 
-    async def here() -> bytes:
+    async def here() -> bytes | bytearray:
         return encode(context.api_key, context.version, correlation_id, await _decided(context, request))
 
     async def there(leader_id: int, timeout_s: float) -> bytes | bytearray:
@@ -49,7 +49,9 @@ async def answer_of_controller(
 
     try:
         reply = await _if_decided_here(node, here)
-        return reply or await node.channel.ask(here, there, _patience_s(request))
+        if reply is None:
+            reply = await node.channel.ask(here, there, _patience_s(request))
+        return reply
     except ApiError as error:
         return _refusal(context, request, correlation_id, error)
 
@@ -89,7 +91,9 @@ def call_there(node: Node, api_key: int, request: Any) -> AskThere[Any]:
     return there
 
 
-async def _if_decided_here(node: Node, here: Callable[[], Awaitable[bytes]]) -> bytes | None:
+async def _if_decided_here(
+    node: Node, here: Callable[[], Awaitable[bytes | bytearray]]
+) -> bytes | bytearray | None:
     # Without a cluster there is nobody to ask, and that is what some requests are about.
     if not node.metadata.is_active and node.quorum.has_cluster:
         return None
