@@ -103,6 +103,7 @@ class Member:
         await self.open()
         await self.quorum.start()
         await self.metadata.caught_up()
+        await self.metadata.follow(self.metadata.applied_offset)
         self.state = "serving"
         return self
 

@@ -1,4 +1,8 @@
-"""DescribeCluster (key 60), v0-2. Brokers and cluster id; this listener knows brokers, not controllers."""
+"""DescribeCluster (key 60), v0-2. Brokers, cluster id and controller; this listener knows brokers, not controllers.
+
+A node that belongs to no cluster yet says so with an empty cluster id. The controller is the active one where it is
+a broker that the client can reach, else this node, which asks it for the client.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,12 @@ from typing import Any, Final
 from kio.schema.describe_cluster.v2.response import DescribeClusterBroker, DescribeClusterResponse
 
 from penstock.broker.context import RequestContext
-from penstock.broker.topology import CLUSTER_OPERATIONS, OPERATIONS_NOT_ASKED, reachable_brokers
+from penstock.broker.topology import (
+    CLUSTER_OPERATIONS,
+    OPERATIONS_NOT_ASKED,
+    ReachableBroker,
+    reachable_brokers,
+)
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _BROKERS: Final = 1
@@ -21,22 +30,28 @@ def handle(ctx: RequestContext, request: Any) -> Any:
     except ApiError as error:
         return _refused(error)
     asked = request.include_cluster_authorized_operations
+    node = ctx.node
+    brokers = reachable_brokers(node.image, ctx.listener, with_fenced=request.include_fenced_brokers)
     return DescribeClusterResponse(
         throttle_time=timedelta(0),
         error_code=ErrorCode.none,
         endpoint_type=_BROKERS,
-        cluster_id=ctx.node.cluster_id,
-        controller_id=ctx.node.node_id,
+        cluster_id=node.cluster_id if node.quorum.has_cluster else "",
+        controller_id=_controller(ctx, brokers),
         brokers=tuple(
             DescribeClusterBroker(
                 broker_id=broker.id, host=at.host, port=at.port, rack=broker.rack, is_fenced=broker.fenced
             )
-            for broker, at in reachable_brokers(
-                ctx.node.image, ctx.listener, with_fenced=request.include_fenced_brokers
-            )
+            for broker, at in brokers
         ),
         cluster_authorized_operations=CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED,
     )
+
+
+def _controller(ctx: RequestContext, brokers: list[ReachableBroker]) -> int:
+    leader_id = ctx.node.quorum.leader_id
+    is_reachable = any(found.broker.id == leader_id and not found.broker.fenced for found in brokers)
+    return leader_id if is_reachable else ctx.node.node_id
 
 
 def _refuse_other_endpoints(endpoint_type: int) -> None:

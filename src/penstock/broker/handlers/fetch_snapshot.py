@@ -1,4 +1,4 @@
-"""FetchSnapshot (key 59), v0-1. A piece of a metadata snapshot, for a replica whose next record is gone from the log."""
+"""FetchSnapshot (key 59), v0-1. A piece of a metadata snapshot, for a replica that the log has left behind."""
 
 from __future__ import annotations
 
