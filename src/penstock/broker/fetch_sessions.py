@@ -205,8 +205,7 @@ class FetchSessions:
         return Opened(session, session.wanted, True, epoch=session.epoch)
 
     def _open_full(self, request: FetchRequest, *, by_id: bool, now_ms: int) -> Opened:
-        before = self._sessions.get(request.session_id)
-        if before is not None and before.replica_id == request.replica_id:
+        for before in self._replaced_by(request):
             self._close(before)
         asks = any(partitions for _, partitions in request.topics)
         if request.session_epoch == FINAL_EPOCH or not asks or not self._make_room(request, now_ms):
@@ -219,6 +218,15 @@ class FetchSessions:
         session = Session(self._fresh_id(), request, by_id=by_id, now_ms=now_ms)
         self._sessions[session.id] = session
         return Opened(session, session.wanted, False, epoch=session.epoch)
+
+    def _replaced_by(self, request: FetchRequest) -> list[Session]:
+        """The session it names, and all of a follower's: it has one, and what an older one says of it is no news."""
+        if request.replica_id > NO_REPLICA:
+            return [
+                session for session in self._sessions.values() if session.replica_id == request.replica_id
+            ]
+        named = self._sessions.get(request.session_id)
+        return [named] if named is not None and named.replica_id == request.replica_id else []
 
     def _close(self, session: Session) -> None:
         del self._sessions[session.id]

@@ -1,0 +1,57 @@
+"""Who may have fetch sessions, and which of them speak for a follower."""
+
+from typing import Any
+
+from penstock.broker.fetch_sessions import NO_REPLICA, FetchSessions, Session
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.fetch import FetchPartition, FetchRequest
+
+
+class Partition:
+    def __init__(self) -> None:
+        self.followers: set[Any] = set()
+
+    def watch_end(self, waiter: Any) -> None:
+        self.followers.add(waiter)
+
+    def unwatch_end(self, waiter: Any) -> None:
+        self.followers.discard(waiter)
+
+
+def asked(replica: int, *, offset: int, session: int = 0, epoch: int = 0) -> FetchRequest:
+    topics = [(b"t", [FetchPartition(0, 1, offset, 1, 0, 1000)])]
+    return FetchRequest(replica, 0, 1, 1000, 0, session, epoch, topics, [], 7)
+
+
+def opened(sessions: FetchSessions, request: FetchRequest) -> Session:
+    session = sessions.open(request, by_id=True, now_ms=0).session
+    assert session is not None
+    return session
+
+
+def fresh() -> FetchSessions:
+    return FetchSessions(10, iter(range(1, 100)).__next__)
+
+
+def test_a_follower_that_lost_its_connection_is_heard_through_its_new_session_only() -> None:
+    """Else what it said before, on a connection that nobody closed, would undo what it says now."""
+    sessions, partition = fresh(), Partition()
+    old = opened(sessions, asked(2, offset=5))
+    old.wanted[b"t", 0].attach(partition)  # type: ignore[arg-type]
+    new = opened(sessions, asked(2, offset=9))
+    new.wanted[b"t", 0].attach(partition)  # type: ignore[arg-type]
+    assert partition.followers == {new.wanted[b"t", 0]}
+    late = sessions.open(asked(2, offset=6, session=old.id, epoch=1), by_id=True, now_ms=0)
+    assert late.error is ErrorCode.fetch_session_id_not_found
+
+
+def test_others_keep_their_sessions() -> None:
+    sessions = fresh()
+    kept = [
+        opened(sessions, asked(3, offset=1)),
+        *(opened(sessions, asked(NO_REPLICA, offset=1)) for _ in "ab"),
+    ]
+    opened(sessions, asked(2, offset=1))
+    for session in kept:
+        following = asked(session.replica_id, offset=2, session=session.id, epoch=1)
+        assert sessions.open(following, by_id=True, now_ms=0).error is ErrorCode.none
