@@ -18,7 +18,7 @@ class Campaigning(Membership):
             self.become_candidate()
 
     def needs_pre_vote(self) -> bool:
-        return self.voters.latest.majority > 1
+        return self.voters.latest.majority > 1 or not self.is_voter
 
     def become_prospective(self) -> None:
         fallback = self._follower
@@ -34,7 +34,8 @@ class Campaigning(Membership):
 
     def _run_campaign(self, campaign: Campaign) -> None:
         self.deadline_ms = self.now_ms + self._random_election_timeout_ms()
-        campaign.granted.add(self.local.id)
+        if self.is_voter:
+            campaign.granted.add(self.local.id)
         if not self._conclude(campaign):
             for voter in self.other_voters:
                 self._ask_for_vote(campaign, voter)

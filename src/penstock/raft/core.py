@@ -118,7 +118,16 @@ class Core:
 
     @property
     def is_electable(self) -> bool:
-        return self.is_controller and self.is_voter
+        return self.is_controller and (self.is_voter or self.may_be_needed_yet())
+
+    def may_be_needed_yet(self) -> bool:
+        """Voted out, but the others may lack that record, and then cannot elect anyone against our longer log."""
+        if self._is_committed(self.voters.latest_offset):
+            return False
+        return self.voters.as_of(self.voters.latest_offset).is_voter(self.local)
+
+    def _is_committed(self, offset: int) -> bool:
+        return self.high_watermark is not None and offset < self.high_watermark
 
     @property
     def other_voters(self) -> tuple[ReplicaKey, ...]:

@@ -20,9 +20,11 @@ class Following(Voting):
 
     def _ask(self) -> None:
         """One question at a time, from what is durable: the next one says that the last answer is safe."""
-        if self.question.sent or not self._is_time_to_ask() or not self.is_ready_to_fetch():
+        if self.question.sent or not self._is_time_to_ask():
             return
         self.question.retry_ms = None
+        if not self.is_ready_to_fetch():
+            return
         if self._follower and self._follower.download:
             self.question.sent = self._ask_for_snapshot(self._follower, self._follower.download)
         elif self._follower:

@@ -74,9 +74,6 @@ class Membership(Serving):
         assert self._leader
         return self._leader.change is not None or not self._is_committed(self.voters.latest_offset)
 
-    def _is_committed(self, offset: int) -> bool:
-        return self.high_watermark is not None and offset < self.high_watermark
-
     # How it goes on
 
     def _advance_change(self) -> None:
@@ -112,7 +109,7 @@ class Membership(Serving):
     def _append_change(self, change: VoterChange) -> None:
         assert self._leader
         self._leader.change = change
-        change.offset = self.log.end_offset
+        change.offset, change.deadline_ms = self.log.end_offset, None
         self.voters.add(change.offset, change.voters)
         self._do(AppendControl((Voters(voters=change.voters),), change.offset))
         for voter in self.other_voters:
