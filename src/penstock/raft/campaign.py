@@ -50,17 +50,21 @@ class Campaigning(Membership):
         )
         self._send(voter.id, request)
 
-    def _vote_answered(self, sent: Send, reply: VoteReply | None) -> None:
+    def _vote_answered(self, sent: Send, reply: VoteReply | None, *, is_refused: bool) -> None:
         request, campaign = sent.request, self._campaign
         assert isinstance(request, VoteRequest)
         if campaign is None or (request.epoch, request.pre_vote) != (self.epoch, campaign.is_pre_vote):
             return
-        if reply is None:
+        if reply is None and not is_refused:
             campaign.retries_ms[request.voter.id] = self.now_ms + self.timings.retry_ms
             return
-        is_granted = reply.granted and reply.error is ErrorCode.none and reply.epoch == request.epoch
-        (campaign.granted if is_granted else campaign.refused).add(request.voter.id)
+        # The dead do not vote, and who waits for them loses time.
+        votes = campaign.granted if reply and self.is_vote(request, reply) else campaign.refused
+        votes.add(request.voter.id)
         self._conclude(campaign)
+
+    def is_vote(self, request: VoteRequest, reply: VoteReply) -> bool:
+        return reply.granted and reply.error is ErrorCode.none and reply.epoch == request.epoch
 
     def _conclude(self, campaign: Campaign) -> bool:
         """Whether the campaign is over."""

@@ -77,6 +77,8 @@ class Core:
         self._campaign: Campaign | None = None
         self._leader: Leader | None = None
         self._actions: list[Action] = []
+        #: Requests that a leader had not answered when it ceased to be one.
+        self._abandoned: list[tuple[Request, Token]] = []
         self._saved = election
         self._told = (NOBODY, -1)
         self._last_known_leader = election.leader_id
@@ -146,6 +148,9 @@ class Core:
     def _finish(self) -> list[Action]:
         """All work of one event; who leads now is told last, when the rest of it has been done."""
         self.save_before_telling()
+        for request, token in self._abandoned:
+            self._answer_plainly(request, token, ErrorCode.not_leader_or_follower)
+        self._abandoned.clear()
         told = (self.leader_id, self.epoch)
         if told != self._told:
             self._told = told
@@ -216,6 +221,14 @@ class Core:
 
     def _random_election_timeout_ms(self) -> int:
         return self.timings.election_timeout_ms + self.draw(self.timings.election_timeout_ms)
+
+    def _follower_deadline_ms(self) -> int:
+        """Followers that lost their leader at the same moment do not all stand at the same moment."""
+        return (
+            self.now_ms
+            + self.timings.fetch_timeout_ms
+            + self.draw(max(1, self.timings.fetch_timeout_ms // 10))
+        )
 
     def _soon_ms(self) -> int:
         """Little enough to matter to nobody, random enough that two do not stand at once."""

@@ -95,7 +95,7 @@ class Following(Voting):
 
     def _heard_leader(self, follower: Follower) -> None:
         follower.since_ms, follower.is_heard, follower.is_suspect = self.now_ms, True, False
-        self.deadline_ms = self.now_ms + self.timings.fetch_timeout_ms
+        self.deadline_ms = self._follower_deadline_ms()
 
     def _take_in(self, follower: Follower, reply: FetchReply) -> None:
         """Histories are made one before the high watermark is believed."""
@@ -135,7 +135,7 @@ class Following(Voting):
     def update_follower_high_watermark(self) -> None:
         if self._follower:
             offset = min(self._follower.leader_high_watermark, self.log.durable_offset)
-            if offset > UNKNOWN_OFFSET:
+            if offset > 0:
                 self._raise_high_watermark(offset)
 
     # A leader that is gone

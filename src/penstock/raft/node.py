@@ -98,7 +98,7 @@ class RaftNode(CatchingUp):
                 self._snapshot_answered(sent, reply, is_refused=refused)
             case VoteRequest():
                 assert reply is None or isinstance(reply, VoteReply)
-                self._vote_answered(sent, reply)
+                self._vote_answered(sent, reply, is_refused=refused)
         return self._settle()
 
     def appended(self, now_ms: int) -> list[Action]:

@@ -2,7 +2,7 @@
 
 from penstock.protocol.errors import ErrorCode
 from penstock.raft.core import Core
-from penstock.raft.messages import EndEpochRequest, PeerReply, VoterReply
+from penstock.raft.messages import EndEpochRequest, PeerReply, VoteReply, VoterReply
 from penstock.raft.states import Follower, Leader, Question
 from penstock.raft.values import NOBODY, Address, Election, ReplicaKey, Role
 
@@ -24,7 +24,7 @@ class Roles(Core):
         self._follower = Follower(
             leader_id=leader_id, leader_addresses=addresses, since_ms=self.now_ms, is_heard=is_heard
         )
-        self.deadline_ms = self.now_ms + self.timings.fetch_timeout_ms
+        self.deadline_ms = self._follower_deadline_ms()
 
     def become_resigned(self) -> None:
         """Out of office for the rest of this epoch; those furthest ahead are asked to take over."""
@@ -58,18 +58,27 @@ class Roles(Core):
 
     def _leave_office(self, leader: Leader) -> None:
         """Whoever waits for this leader is told that it is none; what they asked for may still come true."""
-        for parked in leader.parked.values():
-            self._answer_plainly(parked.request, parked.token, ErrorCode.not_leader_or_follower)
+        self._abandoned += [(parked.request, parked.token) for parked in leader.parked.values()]
         if leader.change:
             reply = VoterReply(error=ErrorCode.not_leader_or_follower, message="leadership was lost")
             self._answer(leader.change.token, reply)
+
+    def _is_news_to_campaign(self, reply: VoteReply) -> bool:
+        """Who stands because it lost its leader, and who would let it, need not be told of that leader."""
+        left = self._campaign.fallback if self._campaign else None
+        return not reply.granted and (left is None or left.leader_id != reply.leader_id)
 
     # What every message may teach: a newer epoch, or its leader
 
     def _learn(self, reply: PeerReply) -> None:
         if reply.epoch > self.epoch:
             self._learn_epoch(reply)
-        elif reply.epoch == self.epoch and self._seeks_leader and self._can_follow(reply.leader_id):
+        elif not isinstance(reply, VoteReply) or self._is_news_to_campaign(reply):
+            self._learn_leader(reply)
+
+    def _learn_leader(self, reply: PeerReply) -> None:
+        """The word of a third party."""
+        if reply.epoch == self.epoch and self._seeks_leader and self._can_follow(reply.leader_id):
             self.become_follower(reply.epoch, reply.leader_id, reply.leader_addresses, is_heard=False)
 
     def _learn_epoch(self, reply: PeerReply) -> None:
