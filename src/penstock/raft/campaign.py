@@ -84,6 +84,8 @@ class Campaigning(Membership):
         if campaign.fallback:
             leader = campaign.fallback
             self.become_follower(self.epoch, leader.leader_id, leader.leader_addresses, is_heard=False)
+            assert self._follower
+            self._follower.doubts = leader.doubts
         else:
             self.deadline_ms = self.now_ms + 1 + self.draw(max(1, self.timings.backoff_max_ms))
 

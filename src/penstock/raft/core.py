@@ -230,9 +230,10 @@ class Core:
             + self.draw(max(1, self.timings.fetch_timeout_ms // 10))
         )
 
-    def _soon_ms(self) -> int:
+    def _soon_ms(self, doubts: int = 0) -> int:
         """Little enough to matter to nobody, random enough that two do not stand at once."""
-        return self.now_ms + 1 + self.draw(max(1, self.timings.election_timeout_ms // 10))
+        delay_ms = 1 + self.draw(max(1, self.timings.election_timeout_ms // 10))
+        return self.now_ms + delay_ms + doubts * (self.timings.retry_ms << min(doubts, 4))
 
     # The high watermark, which only ever rises
 

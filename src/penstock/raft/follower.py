@@ -94,7 +94,8 @@ class Following(Voting):
         self.question.retry_ms = self.now_ms + self.timings.retry_ms
 
     def _heard_leader(self, follower: Follower) -> None:
-        follower.since_ms, follower.is_heard, follower.is_suspect = self.now_ms, True, False
+        follower.since_ms, follower.is_heard = self.now_ms, True
+        follower.is_suspect, follower.doubts = False, 0
         self.deadline_ms = self._follower_deadline_ms()
 
     def _take_in(self, follower: Follower, reply: FetchReply) -> None:
@@ -143,9 +144,10 @@ class Following(Voting):
     def suspect_leader(self, follower: Follower) -> None:
         """Its host refused us: ask others soon, and let them ask us."""
         follower.is_suspect = True
-        soon_ms = self._soon_ms()
+        soon_ms = self._soon_ms(follower.doubts)
         if self.is_electable and (self.deadline_ms is None or soon_ms < self.deadline_ms):
             self.deadline_ms = soon_ms
+            follower.doubts += 1
 
     def is_denial(self, follower: Follower, sent: Send, reply: FetchReply | FetchSnapshotReply) -> bool:
         """The leader itself, of this epoch, knows nothing of leading it: it has resigned, or restarted."""

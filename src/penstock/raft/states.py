@@ -31,6 +31,8 @@ class Follower:
     is_heard: bool
     #: The leader's host refused us: it may be dead, so others may stand.
     is_suspect: bool = False
+    #: How often it did so since it was last heard: each time, others are asked later.
+    doubts: int = 0
     leader_high_watermark: int = UNKNOWN_OFFSET
     download: Download | None = None
 

@@ -44,6 +44,8 @@ class Script(World):
             "write": self._write,
             "cut": self._cut,
             "heal": self.cuts.clear,
+            "refuse": lambda target, sender: self._refuse(int(target), int(sender)),
+            "accept": lambda target, sender: self.refusals.discard((int(sender), int(target))),
             "kill": lambda id: self._member(id).stop(loses_unsynced=False),
             "power-loss": lambda id: self._member(id).stop(loses_unsynced=True),
             "restart": lambda id: self._member(id).start(),
@@ -104,6 +106,13 @@ class Script(World):
                 one, _, other = link.partition("-")
                 for id in [int(other)] if other else self.members.keys() - {int(one)}:
                     self.cuts |= {(int(one), id), (id, int(one))}
+
+    def _refuse(self, target: int, sender: int) -> None:
+        """The target's host closes what the sender has open, and takes no more from it."""
+        self.refusals.add((sender, target))
+        for call in list(self.calls):
+            if call.target is self.members[target] and call.sender.id == sender:
+                self._answer(call, None, True)
 
     def _new_disk(self, id: str) -> None:
         member = self._member(id)

@@ -216,6 +216,7 @@ class World:
         self.now_ms = 0
         self.members: dict[int, Member] = {}
         self.cuts: set[tuple[int, int]] = set()
+        self.refusals: set[tuple[int, int]] = set()
         self.calls: list[Call] = []
         self._events: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
         self._count = 0
@@ -295,7 +296,7 @@ class World:
         assert target
         if self.is_dropped(call.sender.id, target.id):
             return
-        if target.node is None:
+        if target.node is None or (call.sender.id, target.id) in self.refusals:
             self.after(self.latency_ms(), self._answer, call, None, True)
             return
         self.delivered(call.sender.id, target.id, call.send.request)
