@@ -7,13 +7,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.broker.following import Following, FollowingPartition
+from penstock.broker.following import Following
 from penstock.broker.leader_fetcher import LeaderFetcher
 from penstock.broker.replica_session import Key
 from penstock.broker.topic_settings import node_integer, node_layers
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
+    from penstock.broker.partition import Partition
     from penstock.cluster.image import ClusterImage
 
 logger = logging.getLogger("penstock.replication")
@@ -80,7 +81,7 @@ class Fetchers:
     def __repr__(self) -> str:
         return f"<Fetchers {len(self._followings)} partitions of {sorted(self._leaders)}>"
 
-    def follow(self, partition: FollowingPartition) -> None:
+    def follow(self, partition: Partition) -> None:
         """Fetch from the partition's leader in its leader epoch, and no longer from an earlier one."""
         key = (partition.topic_id.bytes, partition.index)
         leader_id, leader_epoch = partition.leader_id, partition.leader_epoch
@@ -98,7 +99,7 @@ class Fetchers:
             fetcher = self._leaders[leader_id] = LeaderFetcher(self, self._node, leader_id)
         fetcher.add(following, after)
 
-    def unfollow(self, partition: FollowingPartition) -> asyncio.Future[None]:
+    def unfollow(self, partition: Partition) -> asyncio.Future[None]:
         """Nothing more is appended from now on; await the result before the log is written or closed."""
         following = self._followings.pop((partition.topic_id.bytes, partition.index), None)
         if following is None:
@@ -119,7 +120,7 @@ class Fetchers:
             if fetcher is not None:
                 fetcher.try_now()
 
-    def is_rearranging(self, partition: FollowingPartition) -> bool:
+    def is_rearranging(self, partition: Partition) -> bool:
         """The log is being truncated in a thread: retention and compaction leave it alone."""
         following = self._followings.get((partition.topic_id.bytes, partition.index))
         return following is not None and following.is_rearranging

@@ -10,8 +10,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 from penstock.broker.flusher import end_process
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -33,39 +32,10 @@ from penstock.replication.follower import (
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
-    from penstock.log.log import Log, LogPosition
+    from penstock.broker.partition import Partition
     from penstock.protocol.replica_fetch import FetchedPartition
 
 logger = logging.getLogger("penstock.replication")
-
-
-class FollowingPartition(Protocol):
-    """What a partition in the follower's role offers."""
-
-    @property
-    def log(self) -> Log: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def topic_id(self) -> UUID: ...
-    @property
-    def index(self) -> int: ...
-    @property
-    def leader_id(self) -> int: ...
-    @property
-    def leader_epoch(self) -> int: ...
-    @property
-    def high(self) -> LogPosition: ...
-    @property
-    def durable_offset(self) -> int: ...
-    @property
-    def is_retired(self) -> bool: ...
-    @property
-    def is_being_moved_here(self) -> bool: ...
-    async def synced(self, offset: int) -> None: ...
-    def follower_high_watermark(self, offset: int) -> None: ...
-    def truncated(self) -> None:
-        """The log was cut back or begun anew, so the high watermark may have to come along."""
 
 
 class Outcome(Enum):
@@ -83,7 +53,7 @@ class _LogOf:
 
     __slots__ = ("_partition",)
 
-    def __init__(self, partition: FollowingPartition) -> None:
+    def __init__(self, partition: Partition) -> None:
         self._partition = partition
 
     @property
@@ -110,7 +80,7 @@ class _LogOf:
 
 
 class Following:
-    def __init__(self, node: Node, partition: FollowingPartition, leader_id: int, leader_epoch: int) -> None:
+    def __init__(self, node: Node, partition: Partition, leader_id: int, leader_epoch: int) -> None:
         self._node = node
         self.partition = partition
         self.rules = FollowerRules(leader_id=leader_id, leader_epoch=leader_epoch)
@@ -279,7 +249,6 @@ class Following:
         except OSError as error:
             end_process(error)  # half a truncation is put right only by the recovery of a start
             raise
-        partition.truncated()
         node.housekeeping.truncated(partition)
 
     def _report_cut(self, action: Truncate | RestartAt, end_offset: int) -> None:

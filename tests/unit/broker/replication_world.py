@@ -122,6 +122,7 @@ class Follower:
         self.store.close(clean=False)
 
     def _truncated(self, partition: Any) -> None:
+        partition.truncated()
         self.heard_of_truncation.append(partition)
 
     async def _fetch(self, where: int, body: bytes, *, version: int, timeout_s: float) -> memoryview:
