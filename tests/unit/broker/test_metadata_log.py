@@ -202,14 +202,22 @@ async def test_snapshots_hold_everything_and_let_the_log_go(tmp_path: Path) -> N
     assert snapshots.load(folder, newest).voters == member.quorum.voters
     config = member.image.configs
     await member.kill()
-    member = await within(one(tmp_path, **every).start())
-    assert member.image.configs == config
-    assert member.quorum.driver.view.snapshot == newest
+    member = await within(one(tmp_path).start())
+    assert (member.image.configs, member.quorum.driver.view.snapshot) == (config, newest)
+    await member.kill()
+    path = snapshots.path_of(folder, newest)
+    path.write_bytes(path.read_bytes()[:-1])
+    member = await within(one(tmp_path).start())  # the one before, and the log since then, say the same
+    assert (member.image.configs, member.quorum.driver.view.snapshot) == (config, previous)
     await member.set("more", "1")
     await member.kill()
     member = await within(one(tmp_path).start())
-    assert member.get("more") == "1"
+    assert (member.get("more"), member.quorum.voters.ids) == ("1", (1,))
     await member.kill()
+    path = snapshots.path_of(folder, previous)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(snapshots.DamagedSnapshot):  # and without it nobody can say
+        await within(one(tmp_path).start())
 
 
 def test_a_snapshot_is_what_kafka_writes(tmp_path: Path) -> None:

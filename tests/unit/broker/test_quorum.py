@@ -184,8 +184,9 @@ async def test_a_node_of_another_cluster_is_not_heard(tmp_path: Path) -> None:
         last=OffsetAndEpoch(1000, 99),
         pre_vote=False,
     )
-    reply, _ = await within(ask(second, ("127.0.0.1", first.listeners[0].port), request))
-    assert reply is None
+    with pytest.raises(ApiError) as refused:
+        await within(ask(second, ("127.0.0.1", first.listeners[0].port), request))
+    assert refused.value.code is ErrorCode.inconsistent_cluster_id
     assert (first.quorum.epoch, first.metadata.is_active) == (1, True)
     await first.kill()
     await second.kill()

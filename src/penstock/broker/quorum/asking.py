@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, assert_never
@@ -13,10 +12,10 @@ from kio.schema.fetch.v18 import request as fetch_wire
 from kio.schema.fetch_snapshot.v1 import request as snapshot_wire
 from kio.schema.vote.v2 import request as vote_wire
 
-from penstock.broker.peers import QUORUM, QUORUM_FETCH, PeerUnreachable, Where
+from penstock.broker.peers import QUORUM, QUORUM_FETCH, Where
 from penstock.broker.quorum.state import METADATA_TOPIC_ID
 from penstock.cluster.names import CLUSTER_METADATA
-from penstock.protocol.errors import ErrorCode
+from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.raft.messages import (
     BeginEpochReply,
     BeginEpochRequest,
@@ -36,41 +35,30 @@ from penstock.raft.values import Address, OffsetAndEpoch
 if TYPE_CHECKING:
     from penstock.broker.node import Node
 
-logger = logging.getLogger("penstock.quorum")
-
 FETCH_BYTES_MAX: Final = 8 << 20
 _VOTE, _BEGIN, _END, _FETCH, _FETCH_SNAPSHOT = 52, 53, 54, 1, 59
 
 
-async def ask(node: Node, where: Where, request: Request) -> tuple[PeerReply | None, bool]:
-    """The reply, or None and whether the peer's host refused the connection."""
+async def ask(node: Node, where: Where, request: Request) -> PeerReply:
+    """Raises PeerUnreachable, TimeoutError, and ApiError when the request is refused as a whole."""
     cluster_id = node.cluster_id or None
     timeout_s = node.settings.integer("controller.quorum.request.timeout.ms") / 1000
     call = partial(node.peers.call, where, timeout_s=timeout_s, purpose=QUORUM)
-    try:
-        match request:
-            case VoteRequest():
-                response = await call(_VOTE, _vote(request, cluster_id))
-                return _vote_reply(response), False
-            case BeginEpochRequest():
-                response = await call(_BEGIN, _begin(request, cluster_id))
-                return _epoch_reply(response, BeginEpochReply), False
-            case EndEpochRequest():
-                response = await call(_END, _end(request, cluster_id))
-                return _epoch_reply(response, EndEpochReply), False
-            case FetchRequest():
-                timeout_s += request.max_wait_ms / 1000
-                call = partial(node.peers.call, where, timeout_s=timeout_s, purpose=QUORUM_FETCH)
-                return _fetch_reply(await call(_FETCH, _fetch(request, cluster_id))), False
-            case FetchSnapshotRequest():
-                call = partial(node.peers.call, where, timeout_s=timeout_s, purpose=QUORUM_FETCH)
-                response = await call(_FETCH_SNAPSHOT, _fetch_snapshot(request, cluster_id))
-                return _snapshot_reply(response), False
-        assert_never(request)
-    except PeerUnreachable as error:
-        return None, error.refused
-    except TimeoutError:
-        return None, False
+    match request:
+        case VoteRequest():
+            return _vote_reply(await call(_VOTE, _vote(request, cluster_id)))
+        case BeginEpochRequest():
+            return BeginEpochReply(**_about_leader(await call(_BEGIN, _begin(request, cluster_id))))
+        case EndEpochRequest():
+            return EndEpochReply(**_about_leader(await call(_END, _end(request, cluster_id))))
+        case FetchRequest():
+            timeout_s += request.max_wait_ms / 1000
+            call = partial(node.peers.call, where, timeout_s=timeout_s, purpose=QUORUM_FETCH)
+            return _fetch_reply(await call(_FETCH, _fetch(request, cluster_id)))
+        case FetchSnapshotRequest():
+            call = partial(node.peers.call, where, timeout_s=timeout_s, purpose=QUORUM_FETCH)
+            return _snapshot_reply(await call(_FETCH_SNAPSHOT, _fetch_snapshot(request, cluster_id)))
+    assert_never(request)
 
 
 def _vote(request: VoteRequest, cluster_id: str | None) -> Any:
@@ -157,12 +145,13 @@ def _fetch_snapshot(request: FetchSnapshotRequest, cluster_id: str | None) -> An
     )
 
 
-def _partition(response: Any, topics: Any) -> Any | None:
-    """The one partition that was asked about; None when the request was refused as a whole."""
+def _partition(response: Any, topics: Any) -> Any:
+    """The one partition that was asked about. Raises ApiError when the request was refused as a whole."""
     if response.error_code is not ErrorCode.none:
-        logger.warning("quorum request refused", extra={"reason": response.error_code.name})
-        return None
-    return topics[0].partitions[0] if topics and topics[0].partitions else None
+        raise ApiError(response.error_code)
+    if not topics or not topics[0].partitions:
+        raise ApiError(ErrorCode.unknown_server_error, "an answer about nothing")
+    return topics[0].partitions[0]
 
 
 def _endpoint(response: Any, leader_id: int) -> tuple[Address, ...]:
@@ -171,31 +160,23 @@ def _endpoint(response: Any, leader_id: int) -> tuple[Address, ...]:
     )
 
 
-def _vote_reply(response: Any) -> VoteReply | None:
+def _vote_reply(response: Any) -> VoteReply:
+    granted = _partition(response, response.topics).vote_granted
+    return VoteReply(**_about_leader(response), granted=granted)
+
+
+def _about_leader(response: Any) -> dict[str, Any]:
     found = _partition(response, response.topics)
-    return found and VoteReply(
-        error=found.error_code,
-        epoch=int(found.leader_epoch),
-        leader_id=int(found.leader_id),
-        leader_addresses=_endpoint(response, found.leader_id),
-        granted=found.vote_granted,
-    )
+    return {
+        "error": found.error_code,
+        "epoch": int(found.leader_epoch),
+        "leader_id": int(found.leader_id),
+        "leader_addresses": _endpoint(response, found.leader_id),
+    }
 
 
-def _epoch_reply(response: Any, kind: type[Any]) -> Any:
-    found = _partition(response, response.topics)
-    return found and kind(
-        error=found.error_code,
-        epoch=int(found.leader_epoch),
-        leader_id=int(found.leader_id),
-        leader_addresses=_endpoint(response, found.leader_id),
-    )
-
-
-def _fetch_reply(response: Any) -> FetchReply | None:
+def _fetch_reply(response: Any) -> FetchReply:
     found = _partition(response, response.responses)
-    if found is None:
-        return None
     diverging, snapshot, leader = found.diverging_epoch, found.snapshot_id, found.current_leader
     return FetchReply(
         error=found.error_code,
@@ -214,10 +195,8 @@ def _fetch_reply(response: Any) -> FetchReply | None:
     )
 
 
-def _snapshot_reply(response: Any) -> FetchSnapshotReply | None:
+def _snapshot_reply(response: Any) -> FetchSnapshotReply:
     found = _partition(response, response.topics)
-    if found is None:
-        return None
     leader, id = found.current_leader, found.snapshot_id
     return FetchSnapshotReply(
         error=found.error_code,

@@ -100,6 +100,7 @@ class Driver:
         self._after: deque[Event] = deque()  # what an action owes the core once all of its call are done
         self._is_syncing = self._wants_sync = False
         self._bootstrap = 0
+        self._refusal: ErrorCode | None = None
         self.is_stopped = False
         self._task: asyncio.Task[None] | None = None
         self._sending: dict[asyncio.Task[None], Send] = {}
@@ -187,7 +188,7 @@ class Driver:
             case work.Answer(token, reply):
                 _answer(token, reply)
             case work.Serve(token, reply, offset):
-                _answer(token, replace(reply, records=await self._read(offset)))
+                _answer(token, await self._with_records(reply, offset))
             case work.HighWatermark(offset):
                 self._owner.committed(offset)
             case work.AppendRecords(records):
@@ -234,16 +235,14 @@ class Driver:
     async def _append_records(self, records: bytes) -> None:
         """As the leader stamped them. What does not continue the log, or is damaged, is fetched again."""
         now_ms = self._node.now_ms()
-        found = list(voters_in(records))
         try:
             for _, batch in iter_batches(records):
                 self.log.append_replicated(batch, now_ms=now_ms)
+                for offset, voters in voters_in(batch):
+                    self._after.append(partial(self._voters_appended, offset, voters))
         except ApiError as error:
             logger.error("metadata not appended", extra={"reason": str(error)})
             await asyncio.sleep(_REFUSED_REST_S)
-        for offset, voters in found:
-            if offset < self.log.end_offset:
-                self._after.append(partial(self._voters_appended, offset, voters))
         self._after.append(self.core.appended)
         self.want_sync()
 
@@ -297,8 +296,12 @@ class Driver:
     async def _send(self, send: Send) -> None:
         reply, refused = await self._ask(send)
         self.post(lambda now_ms: self.core.answered(send, reply, now_ms, refused=refused))
-        if isinstance(reply, FetchReply) and reply.high_watermark > self.told_high_watermark:
-            self.told_high_watermark = reply.high_watermark
+        if isinstance(reply, FetchReply) and reply.error is ErrorCode.none:
+            self._note_told(reply.high_watermark)
+
+    def _note_told(self, high_watermark: int) -> None:
+        if high_watermark > self.told_high_watermark:
+            self.told_high_watermark = high_watermark
             self.post(self._tell_heard)
 
     def _tell_heard(self, now_ms: int) -> list[Action]:
@@ -306,18 +309,30 @@ class Driver:
         return []
 
     async def _ask(self, send: Send) -> tuple[PeerReply | None, bool]:
+        """The reply; or None, and whether the peer's host refused the connection."""
+        from penstock.broker.peers import PeerUnreachable
         from penstock.broker.quorum.asking import ask
 
         where = send.to if send.to is not None else self._next_bootstrap_server()
         if where is None:
             return None, False
         try:
-            return await ask(self._node, where, send.request)
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            logger.exception("quorum request failed", extra={"to": str(where)})
+            reply = await ask(self._node, where, send.request)
+        except PeerUnreachable as error:
+            return None, error.refused
+        except TimeoutError:
             return None, False
+        except ApiError as error:
+            self._report_refusal(where, error)
+            return None, False
+        self._refusal = None
+        return reply, False
+
+    def _report_refusal(self, where: object, error: ApiError) -> None:
+        """Once, not with every attempt."""
+        if self._refusal is not error.code:
+            self._refusal = error.code
+            logger.warning("quorum request refused", extra={"by": str(where), "reason": error.code.name})
 
     def _next_bootstrap_server(self) -> tuple[str, int] | None:
         servers = bootstrap_servers(self._node)
@@ -331,18 +346,17 @@ class Driver:
         self.post(lambda now_ms: self.core.received(request, token, now_ms))
         return token
 
-    async def _read(self, offset: int) -> bytes:
+    async def _with_records(self, reply: FetchReply, offset: int) -> FetchReply:
         log = self.log
-        if offset >= log.end_offset:
-            return b""
         try:
-            piece = log.read(offset, SERVED_BYTES_MAX, log.end, nowait=True)
-        except BlockingIOError:
-            piece = await self._node.in_thread(log.read, offset, SERVED_BYTES_MAX, log.end)
+            try:
+                piece = log.read(offset, SERVED_BYTES_MAX, log.end, nowait=True)
+            except BlockingIOError:
+                piece = await self._node.in_thread(log.read, offset, SERVED_BYTES_MAX, log.end)
         except ApiError as error:
             logger.error("metadata cannot be read", extra={"offset": offset, "reason": str(error)})
-            return b""
-        return bytes(piece.data)
+            return replace(reply, error=error.code)
+        return replace(reply, records=bytes(piece.data))
 
     async def _serve_snapshot(self, action: work.ServeSnapshot) -> None:
         id, position = action.request.id, action.request.position

@@ -25,13 +25,15 @@ _REST_S: Final = 0.3
 
 
 async def keep_place(node: Node) -> None:
-    quorum = node.quorum
+    quorum, reason = node.quorum, ""
     while True:
         quorum.changed.clear()
         try:
             await _step(node)
         except (ApiError, PeerUnreachable, TimeoutError) as error:
-            logger.info("no voter yet", extra={"reason": str(error)})
+            if str(error) != reason:
+                reason = str(error)
+                logger.info("no voter yet", extra={"reason": reason})
             await asyncio.sleep(_REST_S * random.uniform(0.5, 1.5))
             continue
         try:

@@ -52,8 +52,7 @@ def open_state(store: LogStore, *, now_ms: int) -> QuorumState:
     """Blocking. Raises CorruptLog, DamagedSnapshot, DamagedElection, OSError."""
     log = store.open_or_create(CLUSTER_METADATA, 0, METADATA_TOPIC_ID, METADATA_CONFIG, now_ms=now_ms)
     snapshots.remove_unfinished(log.directory)
-    id = max(snapshots.stored(log.directory), default=None)
-    snapshot = None if id is None else snapshots.load(log.directory, id)
+    id, snapshot = _newest_snapshot(log)
     if id is not None and id.offset > log.end_offset:
         # A snapshot was installed, and the end came before the log took it up.
         store.restart_at(CLUSTER_METADATA, 0, id.offset, now_ms=now_ms)
@@ -62,6 +61,21 @@ def open_state(store: LogStore, *, now_ms: int) -> QuorumState:
         voters.add(id.offset - 1, snapshot.voters)
     _read_voters(log, id.offset if id is not None else log.start_offset, voters)
     return QuorumState(log, election_file.load(log.directory), voters, id, snapshot)
+
+
+def _newest_snapshot(log: Log) -> tuple[OffsetAndEpoch | None, Snapshot | None]:
+    """A damaged one is passed over where the log still has all that came after the one before it."""
+    ids = snapshots.stored(log.directory)
+    while ids:
+        id = ids.pop()
+        try:
+            return id, snapshots.load(log.directory, id)
+        except snapshots.DamagedSnapshot as error:
+            covered_from = ids[-1].offset if ids else 0
+            if not log.start_offset <= covered_from <= id.offset <= log.end_offset:
+                raise
+            logger.error("metadata snapshot passed over", extra={"reason": str(error)})
+    return None, None
 
 
 def _read_voters(log: Log, offset: int, voters: VoterHistory) -> None:
