@@ -59,6 +59,7 @@ class BrokerLifecycle:
         self._changed = asyncio.Event()  # what `unfenced` and `hand_over` wait for may have come
         self._hurry = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
+        self._noting: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         return f"<BrokerLifecycle epoch {self.broker_epoch}{' fenced' if self.is_fenced else ''}>"
@@ -80,9 +81,17 @@ class BrokerLifecycle:
             self._is_ready, self.is_fenced = True, False
         else:
             self.broker_epoch = await self._let_in(last_epoch)
-        node.in_thread(note_run, node.store.directory, Run(boot_id, self.broker_epoch))
+        self._noting = node.in_thread(note_run, node.store.directory, Run(boot_id, self.broker_epoch))
         self._heard_at = self._now()
         self._beating = node.spawn(self._beat())
+
+    async def noted(self) -> None:
+        """This run is written down: if the process ends before, the next start is doubted, and nothing is lost."""
+        if self._noting is not None:
+            try:
+                await self._noting
+            except OSError as error:
+                logger.warning("run not written down", extra={"reason": str(error)})
 
     def ready(self) -> None:
         """The logs are open and losses are reported: ask to be unfenced from now on."""

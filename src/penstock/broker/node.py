@@ -145,6 +145,7 @@ class Node:
                 await self._join_as_broker()
             if not self._has_peers:
                 await self.server.serve()
+            await self.lifecycle.noted()
         except BaseException:
             await self.stop(clean=False)
             raise
