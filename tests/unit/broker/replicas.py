@@ -77,12 +77,13 @@ class Controller:
     def __init__(self) -> None:
         self.requests: list[Any] = []
         self.answer: Callable[[Any], Any] | None = None
+        self.is_answered: Callable[[Any], bool] = lambda request: self.answer is not None
         self.lost: list[set[tuple[str, int]]] = []
         self.broker_epoch = BROKER_EPOCH + ME
 
     async def call(self, api_key: int, request: Any, timeout_s: float = 15.0) -> Any:
         self.requests.append(request)
-        await turn_until(lambda: self.answer is not None)
+        await turn_until(lambda: self.is_answered(request))
         assert self.answer is not None
         return self.answer(request)
 

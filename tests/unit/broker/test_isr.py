@@ -146,7 +146,23 @@ async def test_an_answer_to_an_earlier_leadership_says_nothing_to_this_one(broke
     await broker.change(leader=ME)
     broker.controller.answer = alter_partition_answer
     await turn()
-    assert _isr(broker) == {ME}
+    assert (_isr(broker), broker.partition().isr_size) == ({ME}, 1)
+
+
+async def test_a_late_answer_does_not_let_a_second_question_out(broker: Broker) -> None:
+    await broker.create(isr=(ME,))
+    controller = broker.controller
+    broker.fetch({0: 0}, replica=PEER)
+    await _look(broker)
+    await broker.change(isr=(ME, PEER))
+    await broker.change(isr=(ME,))
+    await _look(broker)
+    assert len(controller.requests) == 2
+    controller.answer = lambda request: alter_partition_answer(request, ErrorCode.ineligible_replica)
+    controller.is_answered = lambda request: request is controller.requests[0]
+    await turn()
+    await _look(broker)
+    assert len(controller.requests) == 2, "the second is still under way"
 
 
 async def test_what_the_controller_declines_is_dropped(

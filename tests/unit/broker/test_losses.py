@@ -105,6 +105,11 @@ async def test_the_last_copy_stays_however_bad(tmp_path: Path) -> None:
         await broker.fetch({0: 0}).done()
         await until(lambda: broker.controller.lost)
         await broker.change(leader=-1, isr=(), last_known_elr=(ME,))
+        broker.partitions.lost._reported.clear()
+        await broker.change(leader=ME, isr=(ME,), leader_recovery_state=1)
+        assert broker.partition().log.end_offset == 6, "who elected it did not know"
+        await broker.partitions.lost.report()
+        await broker.change(leader=-1, isr=(), last_known_elr=(ME,))
         assert (broker.partition().log.end_offset, _strays(tmp_path)) == (6, [])
         await broker.change(leader=ME, isr=(ME,), leader_recovery_state=1)
         assert broker.partition().log.end_offset == 0, "an operator chose to go on without it"

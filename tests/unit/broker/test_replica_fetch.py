@@ -84,6 +84,14 @@ async def test_a_fetch_that_is_refused_counts_for_nothing(
     assert write.is_done
 
 
+async def test_a_follower_that_names_no_epoch_gets_records_and_counts_for_nothing(broker: Broker) -> None:
+    await broker.create(isr=(ME, PEER))
+    write = broker.produce()
+    assert broker.fetch({0: 0}, replica=PEER, leader_epoch=-1).fetched[0].records
+    broker.fetch({0: 1}, replica=PEER, leader_epoch=-1)
+    assert not write.is_done
+
+
 async def test_a_follower_of_another_history_is_told_where_to_cut_and_counts_for_nothing(
     broker: Broker,
 ) -> None:

@@ -214,6 +214,14 @@ async def test_the_next_epoch_of_the_same_leader_keeps_its_promises(broker: Brok
     assert write.produced.error_code is ErrorCode.none
 
 
+async def test_a_reader_that_waits_hears_of_a_new_epoch(broker: Broker) -> None:
+    await broker.create()
+    waiting = broker.fetch({0: 0}, max_wait_ms=60_000)
+    await broker.change(leader=ME)
+    part = (await waiting.done()).fetched[0]
+    assert (part.error_code, part.current_leader.leader_epoch) == (ErrorCode.fenced_leader_epoch, 6)
+
+
 async def test_who_missed_that_another_led_promises_nothing_from_before(broker: Broker) -> None:
     await broker.create(isr=(ME, PEER))
     write = broker.produce()
