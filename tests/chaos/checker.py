@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.chaos.history import Op
+from tests.chaos.history import UNKNOWN, Op
 
 LOST = "lost write"  # acknowledged or delivered, others read past it, and it is not there
 UNSEEN = "unseen"  # acknowledged, and nobody ever got so far as to see it
@@ -80,6 +80,9 @@ class TopicJudge:
         self._sends: Counter[tuple[str, int]] = Counter()
         self._acknowledged: dict[int, dict[int, int]] = defaultdict(dict)
         self._delivered: dict[int, dict[int, int]] = defaultdict(dict)
+        self._somewhere: dict[int, list[int]] = defaultdict(
+            list
+        )  # acknowledged, at an offset that was not told
         self._final: dict[int, set[int]] = {}
         self._position: dict[tuple[str, int], int | None] = {}
         self._gaps: list[tuple[str, int, int, int]] = []
@@ -95,6 +98,9 @@ class TopicJudge:
             self._sent[item[-1]].fate = op.type
             if op.type == "ok" and self.is_strict:
                 partition, offset, value = item
+                if offset == UNKNOWN:
+                    self._somewhere[partition].append(value)
+                    continue
                 self._note(self._acknowledged[partition], partition, offset, value, "acknowledged")
 
     def seek(self, op: Op) -> None:
@@ -156,6 +162,10 @@ class TopicJudge:
             if value not in values:
                 kind = LOST if offset <= end else UNSEEN
                 self._findings.add(kind, f"{value}, acknowledged at {self._place(partition, offset)}")
+        for value in self._somewhere[partition]:
+            self._verdict.reported["acknowledged without an offset"] += 1
+            if value not in values:
+                self._findings.add(LOST, f"{value}, acknowledged somewhere in {self.topic}-{partition}")
 
     def _count_broken_promises(self) -> None:
         """What acks=1 has acknowledged may be lost with its leader, and its offset given to another."""

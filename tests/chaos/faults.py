@@ -28,6 +28,7 @@ CUTS = {
     "between two": 12,
     "one way between two": 13,
     "connections reset": 5,
+    "slow": 10,
 }
 
 
@@ -133,6 +134,8 @@ class Faults:
         paths = self._paths(shape, targets)
         if shape == "connections reset":
             self._proxy.refuse(paths)
+        elif shape == "slow":
+            self._proxy.delay(paths, self._chance.uniform(0.05, 0.6))
         else:
             self._proxy.cut(paths)
         reset = self._chance.random() < 0.5

@@ -15,8 +15,11 @@ Kind = Literal["invoke", "ok", "fail", "info"]
 Action = Literal["send", "poll", "seek", "commit", "committed", "fault", "heal"]
 
 
+UNKNOWN = -1  # the offset of a send that is ok, where the producer was only told that it was there already
+
+
 class Op(NamedTuple):
-    """`values` are [partition, value] of sends that begin or fail, [partition, offset, value] where the offset is known
+    """`values` are [partition, value] of sends that begin or fail, [partition, offset, value] of records that are there
     (sends that are ok, polls), [partition, offset] of commits and seeks, and free text of faults."""
 
     process: str

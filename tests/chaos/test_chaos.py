@@ -40,3 +40,17 @@ def test_a_node_that_never_syncs_is_found_out(tmp_path: Path) -> None:
     plan = Plan(nodes=1, powers=4, work=300, seed=1, settings={"penstock.flush": "never"})
     found = run(tmp_path, plan).verdict.anomalies
     assert found.keys() & {checker.LOST, checker.UNSEEN, checker.INCONSISTENT}
+
+
+@pytest.mark.timeout(240)
+def test_a_cluster_keeps_its_word(tmp_path: Path) -> None:
+    plan = Plan(kills=4, freezes=2, cuts=3, powers=3, rolling=1, reassign=2, seed=1)
+    judge(run(tmp_path, plan), plan)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(2, 5))
+def test_a_cluster_keeps_its_word_for_longer(tmp_path: Path, seed: int) -> None:
+    plan = Plan(kills=20, freezes=10, cuts=10, powers=10, rolling=2, reassign=5, seed=seed)
+    judge(run(tmp_path, plan), plan)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from tests.chaos import checker
-from tests.chaos.history import History, Op, parse, read
+from tests.chaos.history import UNKNOWN, History, Op, parse, read
 
 
 def send(*rows: list[int], by: str = "p1", topic: str = "t") -> list[Op]:
@@ -73,6 +73,7 @@ GOOD: dict[str, list[Op]] = {
         *poll([0, 0, 1]),
         Op("p1", "ok", "send", "t", [[0, 0, 1]]),
     ],
+    "acknowledged without an offset": [*send([0, UNKNOWN, 1]), *seek([0, 0]), *poll([0, 0, 1])],
     "commits that grow": [*commit([0, 5]), *committed([0, 5]), *commit([0, 9]), *committed([0, 9], by="m2")],
     "a commit that overtakes the question": [
         Op("m2", "invoke", "committed", "t", []),
@@ -110,6 +111,10 @@ BAD: dict[str, tuple[str, list[Op]]] = {
     "all is gone at the end": (
         checker.LOST,
         [*send([0, 0, 1]), *poll([0, 0, 1]), *seek([0, 0], by="final-0")],
+    ),
+    "a value that was acknowledged without an offset is nowhere": (
+        checker.LOST,
+        [*send([0, 0, 1], [0, UNKNOWN, 2]), *poll([0, 0, 1])],
     ),
     "an acknowledged value at the end is never delivered": (
         checker.UNSEEN,

@@ -1,16 +1,18 @@
 """Clients that write and read without a pause while things break, and write down what they asked and were told."""
 
 import contextlib
+import logging
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.chaos.history import History
+from tests.chaos.history import UNKNOWN, History
 
 STRONG, WEAK = "strong", "weak"  # topics written with acks=all, and with acks=1
 PARTITIONS = {STRONG: 6, WEAK: 3}
@@ -29,7 +31,14 @@ CLIENT = {
     "socket.timeout.ms": 2500,
     "topic.metadata.refresh.fast.interval.ms": 100,
 }
-PRODUCER = {**CLIENT, "linger.ms": 2, "message.timeout.ms": 90_000, "request.timeout.ms": 2000}
+PRODUCER = {
+    **CLIENT,
+    "debug": "eos",
+    "log_level": 7,
+    "linger.ms": 2,
+    "message.timeout.ms": 90_000,
+    "request.timeout.ms": 2000,
+}
 NEVER_SENT = {KafkaError._PURGE_QUEUE, KafkaError._QUEUE_FULL, KafkaError.MSG_SIZE_TOO_LARGE}
 
 
@@ -139,7 +148,8 @@ class Writer(Client):
 
     def _connect(self) -> Producer:
         promise = {"acks": "all", "enable.idempotence": True} if self._topic == STRONG else {"acks": 1}
-        return Producer({**PRODUCER, **promise, "bootstrap.servers": self._servers, "error_cb": self._erred})
+        settings = {**PRODUCER, **promise, "bootstrap.servers": self._servers, "error_cb": self._erred}
+        return Producer(settings, logger=_diary(self.name, self.history.path.with_name(f"{self.name}.log")))
 
     def _erred(self, error: KafkaError) -> None:
         self.heard(error)
@@ -180,8 +190,7 @@ class Writer(Client):
             self._in_flight[partition] -= 1
             if error is None:
                 offset = message.offset()
-                assert offset is not None
-                self._done["ok"].append([partition, offset, value])
+                self._done["ok"].append([partition, UNKNOWN if offset is None else offset, value])
             else:
                 self.progress.trouble(f"{self._topic} send: {error.name()}")
                 self._done["fail" if error.code() in NEVER_SENT else "info"].append([partition, value])
@@ -204,6 +213,15 @@ class Writer(Client):
         self._producer.purge(in_queue=True, in_flight=True)
         self._producer.flush(5)
         self._report()
+
+
+def _diary(name: str, path: Path) -> logging.Logger:
+    """What a producer did about its sequence numbers: the first question when a value is there twice."""
+    logger = logging.Logger(name)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger.addHandler(handler)
+    return logger
 
 
 def create_topics(servers: str, replicas: int) -> None:
