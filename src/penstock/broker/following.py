@@ -163,8 +163,10 @@ class Following:
         if self.is_over or self.is_rearranging:
             return Outcome.OVER if self.is_over else Outcome.SAME
         actions = self.rules.answered(asked, _as_answer(answer), self._log)
-        # Nothing to do means that another question is to be asked by now.
-        outcome = Outcome.SAME if actions else Outcome.MOVED
+        if not actions:
+            # Another question is to be asked by now, but not before the log is durable.
+            return Outcome.MOVED if self.is_durable else self._finish([], Outcome.MOVED)
+        outcome = Outcome.SAME
         for place, action in enumerate(actions):
             if isinstance(action, Truncate | RestartAt):
                 self._rearranging = asyncio.get_running_loop().create_future()

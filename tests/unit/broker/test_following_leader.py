@@ -73,6 +73,22 @@ async def test_nothing_is_confirmed_before_it_is_synced(follower: Follower, lead
     assert (partition.high.offset, one.position().offset) == (2, 2)
 
 
+async def test_an_answer_to_another_question_leads_to_the_next_once_the_log_is_durable(
+    follower: Follower, leader: Leader
+) -> None:
+    leader.write(b"a")
+    partition = follower.partition(flush="ack")
+    one = following(follower, partition)
+    asked = one.position()
+    write(partition.log, b"own")
+    applying = asyncio.ensure_future(one.apply(asked, fetched(leader.log(), 0)))
+    await partition.sync_wanted.wait()
+    assert partition.log.end_offset == 1
+    partition.sync_now()
+    assert await applying is Outcome.MOVED
+    assert one.position().offset == 1
+
+
 async def test_a_damaged_batch_is_never_kept(follower: Follower, leader: Leader) -> None:
     leader.write(b"good")
     leader.write(b"spoilt")
