@@ -79,7 +79,7 @@ class Controller:
         self.answer: Callable[[Any], Any] | None = None
         self.is_answered: Callable[[Any], bool] = lambda request: self.answer is not None
         self.lost: list[set[tuple[str, int]]] = []
-        self.broker_epoch = BROKER_EPOCH + ME
+        self.broker_epoch = BROKER_EPOCH + ME  # of the broker whose lifecycle this stands for
 
     async def call(self, api_key: int, request: Any, timeout_s: float = 15.0) -> Any:
         self.requests.append(request)
@@ -95,24 +95,24 @@ class Controller:
 class Broker:
     """Stands in for a node: everything that partitions and the handlers of the data path use of one."""
 
-    def __init__(self, tmp_path: Path, state: str = "serving", **settings: str) -> None:
+    def __init__(self, tmp_path: Path, state: str = "serving", node_id: int = ME, **settings: str) -> None:
         given = {
             "listeners": f"{LISTENER}://127.0.0.1:0",
             "log.dirs": str(tmp_path / "data"),
-            "node.id": str(ME),
+            "node.id": str(node_id),
         }
         given |= {name.replace("_", "."): value for name, value in settings.items()}
         self.settings = load_settings(given, {})
-        self.node_id = ME
+        self.node_id = node_id
         self.state = state
         self.metrics = Metrics()
         self.executor = self.sync_executor = ThreadPoolExecutor(2)
-        self.store = LogStore.open(tmp_path / "data", node_id=ME)
+        self.store = LogStore.open(tmp_path / "data", node_id=node_id)
         self.image = ClusterImage()
         self.partitions = PartitionTable(self)  # type: ignore[arg-type]
         self.fetch_sessions = FetchSessions(1000, iter(range(1, 10_000)).__next__)
         self.fetch_bytes_max = 1 << 30
-        self.fetchers = Fetchers()
+        self.fetchers: Any = Fetchers()
         self.lifecycle = self.channel = self.controller = Controller()
         self.isr = IsrChanges(self)  # type: ignore[arg-type]
         self.server = SimpleNamespace(response_bytes_left=lambda: 1 << 30, failed=self._failed)
@@ -275,6 +275,11 @@ class Pending:
         body, used = entity_reader(self._schema)(self._reply, 9)
         assert 9 + used == len(self._reply)
         return body
+
+    @property
+    def raw(self) -> bytes:
+        assert self._reply is not None, "not answered yet"
+        return self._reply
 
     @property
     def produced(self) -> Any:
