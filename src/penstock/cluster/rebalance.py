@@ -62,16 +62,25 @@ class ImpossiblePlan(Exception):
 
 
 def plan_rebalance(
-    partitions: Sequence[PartitionPlace], brokers: Sequence[BrokerPlace], *, remove: Collection[int] = ()
+    partitions: Sequence[PartitionPlace],
+    brokers: Sequence[BrokerPlace],
+    *,
+    remove: Collection[int] = (),
+    replication_factor: int | None = None,
 ) -> RebalancePlan:
     """`brokers` are all that are there; new ones are simply those without replicas. What is on a broker that is
-    not among them, or in `remove`, goes elsewhere. Raises ImpossiblePlan."""
+    not among them, or in `remove`, goes elsewhere. `replication_factor` gives every partition as many replicas.
+    Raises ImpossiblePlan."""
     staying = [broker for broker in sorted(brokers) if broker.id not in remove]
-    largest = max((len(partition.replicas) for partition in partitions), default=0)
+    largest = replication_factor or max((len(partition.replicas) for partition in partitions), default=0)
     if largest > len(staying):
         raise ImpossiblePlan(f"{largest} replicas need {largest} brokers, {len(staying)} would be left")
     board = _Board(sorted(partitions), staying)
+    if replication_factor is not None:
+        board.shrink_to(replication_factor)
     board.leave_brokers()
+    if replication_factor is not None:
+        board.grow_to(replication_factor)
     board.leave_racks()
     board.level()
     board.spread_leaders()
@@ -97,6 +106,24 @@ class _Board:
         for number, replicas in enumerate(self.replicas):
             for broker in replicas:
                 self._take(number, broker)
+
+    # --- another number of replicas ---
+
+    def shrink_to(self, replication_factor: int) -> None:
+        for number, replicas in enumerate(self.replicas):
+            while len(replicas) > replication_factor:
+                self._drop(number, max(replicas, key=lambda broker: self._dispensability(number, broker)))
+
+    def grow_to(self, replication_factor: int) -> None:
+        for number, replicas in enumerate(self.replicas):
+            while len(replicas) < replication_factor:
+                replicas.append(newcomer := self._best_for(number))
+                self._take(number, newcomer)
+
+    def _dispensability(self, number: int, broker: int) -> tuple[bool, bool, int, tuple[int, int, int]]:
+        """First what is on a broker that goes, then anything but the leader, then what shares a rack."""
+        crowd = self._racks_of(number)[self._rack.get(broker, "")]
+        return broker not in self._rack, broker != self.partitions[number].leader, crowd, self._load(broker)
 
     # --- the three reasons to move a replica ---
 
@@ -203,9 +230,16 @@ class _Board:
     def _move(self, number: int, source: int, target: int) -> None:
         replicas = self.replicas[number]
         replicas[replicas.index(source)] = target
-        self._held[source].discard(number)
-        self._bytes[source] -= self.partitions[number].size_bytes
+        self._leave(number, source)
         self._take(number, target)
+
+    def _drop(self, number: int, broker: int) -> None:
+        self.replicas[number].remove(broker)
+        self._leave(number, broker)
+
+    def _leave(self, number: int, broker: int) -> None:
+        self._held[broker].discard(number)
+        self._bytes[broker] -= self.partitions[number].size_bytes
 
 
 def _moves(partitions: Sequence[PartitionPlace], wanted: Sequence[Replicas]) -> Iterator[Move]:

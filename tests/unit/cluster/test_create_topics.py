@@ -1,15 +1,17 @@
 """Creating topics."""
 
 from collections import Counter
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from tests.unit.cluster.clusters import CHANCE, CONTROLLER, RULES, cluster, create
+from tests.unit.cluster.clusters import CHANCE, CONTROLLER, RULES, broker, cluster, create, register, unfence
 
 from penstock.cluster.controller.create_topics import NewTopic, TopicRules, create_topics
 from penstock.cluster.controller.fencing import fence_broker
 from penstock.cluster.effective import ConfigSource, Layer
-from penstock.cluster.records import ConfigRecord, PartitionRecord, TopicRecord
+from penstock.cluster.image import ClusterImage
+from penstock.cluster.records import BrokerEndpoint, ConfigRecord, PartitionRecord, TopicRecord
 from penstock.cluster.state import ResourceType
 from penstock.protocol.errors import ErrorCode
 
@@ -166,3 +168,19 @@ def test_leaders_spread_over_brokers() -> None:
     image = cluster(3)
     create(image, NewTopic(name="t", partitions=9, replication_factor=3))
     assert Counter(p.leader for p in image.topics["t"].partitions.values()) == {1: 3, 2: 3, 3: 3}
+
+
+@pytest.mark.parametrize(("racks", "apart"), [((None, None, None), {3}), (("x", "y", "z"), {1, 2, 3})])
+def test_nodes_of_one_host_count_as_one_rack_unless_they_say_otherwise(
+    racks: tuple[str | None, ...], apart: set[int]
+) -> None:
+    """Brokers 1 and 2 share a host."""
+    image = ClusterImage()
+    for number, (host, rack) in enumerate(zip(("h", "h", "i"), racks, strict=True), start=1):
+        endpoint = BrokerEndpoint(name="PLAINTEXT", host=host, port=9000 + number, security_protocol=0)
+        register(image, replace(broker(number, rack=rack), endpoints=(endpoint,)), epoch=number)
+        unfence(image, number)
+    create(image, NewTopic(name="t", partitions=6, replication_factor=2))
+    pairs = [set(partition.replicas) for partition in image.topics["t"].partitions.values()]
+    assert set.intersection(*pairs) == (apart if len(apart) == 1 else set())
+    assert ({1, 2} in pairs) == (len(apart) == 3)
