@@ -133,6 +133,17 @@ async def test_who_is_no_longer_followed_is_forgotten(
     assert one.log.end_offset == 0
 
 
+async def test_a_leader_of_nothing_is_fetched_from_no_more(
+    fetchers: Fetchers, follower: Follower, leader: Leader
+) -> None:
+    leader.log()
+    partition = follower.partition()
+    fetchers.follow(partition)
+    await leader.asked(1)
+    await fetchers.unfollow(partition)
+    await until(lambda: not follower.tasks)
+
+
 async def test_a_lost_session_begins_anew(fetchers: Fetchers, follower: Follower, leader: Leader) -> None:
     partition = follower.partition()
     leader.write(b"a")
