@@ -83,11 +83,13 @@ def test_an_unregistered_broker_leads_nothing() -> None:
 
 def test_a_sole_broker_starts_and_restarts_in_one_step() -> None:
     image = ClusterImage()
-    image.apply(restart_sole_broker(image, broker(1), broker_epoch=0).records)
+    image.apply(restart_sole_broker(image, broker(1), broker_epoch=0, rules=CONTROLLER).records)
     assert image.brokers[1].is_active
     create(image, NewTopic(name="t", partitions=1))
     # The process dies without a word; its successor has another incarnation.
-    image.apply(restart_sole_broker(image, broker(1, incarnation=1), broker_epoch=8).records)
+    image.apply(
+        restart_sole_broker(image, broker(1, incarnation=1), broker_epoch=8, rules=CONTROLLER).records
+    )
     assert (image.brokers[1].epoch, image.brokers[1].is_active) == (8, True)
     assert (partition(image).leader, partition(image).leader_epoch) == (1, 1)
 
@@ -99,10 +101,10 @@ def test_an_image_rebuilt_from_the_log_is_the_same() -> None:
         log.extend(encode_records(records))
         image.apply(records)
 
-    commit(restart_sole_broker(image, broker(1), broker_epoch=0).records)
+    commit(restart_sole_broker(image, broker(1), broker_epoch=0, rules=CONTROLLER).records)
     topic = NewTopic(name="t", partitions=4, configs=(("retention.ms", "1"),))
     commit(create_topics(image, [topic], rules=RULES, chance=CHANCE).records)
-    commit(restart_sole_broker(image, broker(1, incarnation=1), broker_epoch=9).records)
+    commit(restart_sole_broker(image, broker(1, incarnation=1), broker_epoch=9, rules=CONTROLLER).records)
     commit(allocate_producer_ids(image, broker_id=1, broker_epoch=9).records)
     again = ClusterImage()
     for value in log:
@@ -134,7 +136,7 @@ def test_feature_levels_are_raised_only_as_far_as_every_broker_goes() -> None:
     image = ClusterImage()
     features = (BrokerFeature(name="group.version", min_supported_version=0, max_supported_version=1),)
     registration = replace(broker(1), features=features)
-    image.apply(restart_sole_broker(image, registration, broker_epoch=0).records)
+    image.apply(restart_sole_broker(image, registration, broker_epoch=0, rules=CONTROLLER).records)
     image.apply(set_feature_levels(image, {"group.version": 1}).records)
     assert image.features == {"group.version": 1}
     assert set_feature_levels(image, {"group.version": 1}).records == ()

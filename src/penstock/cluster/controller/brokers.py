@@ -20,7 +20,6 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 #: Directory ids below this one have a meaning of their own.
 _RESERVED_DIRECTORIES: Final = 100
-_DEFAULTS: Final = ControllerRules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ def restart_sole_broker(
     registration: BrokerRegistration,
     *,
     broker_epoch: int,
-    rules: ControllerRules = _DEFAULTS,
+    rules: ControllerRules,
 ) -> Decision[int]:
     """For a cluster of one, whose data folder lock proves that the earlier incarnation is gone: registered
     and unfenced at once, and leader again, in a new epoch, of all that it may lead."""
