@@ -1,95 +1,14 @@
-"""`penstock cluster`: what a cluster is made of."""
-
-from typing import Any
+"""`penstock cluster`: start one, look at it, and put its replicas where they belong. One file per verb."""
 
 import typer
 
-from penstock.cli.client import REQUEST_TIMEOUT_S, Cluster
-from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
-from penstock.cli.output import human_bytes, print_facts, print_json, print_table
+from penstock.cli import cluster_info, cluster_rebalance, cluster_start, cluster_status, cluster_unregister
 
-app = typer.Typer(help="Look at the cluster.", no_args_is_help=True)
+app = typer.Typer(help="Start, watch and rebalance a cluster.", no_args_is_help=True)
 
-
-@app.callback()
-def cluster_verbs() -> None:
-    """Look at the cluster."""
-
-
-@app.command()
-def info(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
-    """Show nodes, controller, features, topics and sizes."""
-    document = _document(Cluster(bootstrap))
-    if as_json:
-        print_json(document)
-    else:
-        _print(document)
-
-
-def _document(cluster: Cluster) -> dict[str, Any]:
-    topics = cluster.metadata().topics
-    found = cluster.wait({"cluster": cluster.admin.describe_cluster(request_timeout=REQUEST_TIMEOUT_S)})[
-        "cluster"
-    ]
-    controller = found.controller.id if found.controller else None
-    nodes = [_node(node, controller) for node in sorted(found.nodes, key=lambda node: int(node.id))]
-    sizes = [node["bytes"] for node in nodes]
-    return {
-        "cluster_id": found.cluster_id,
-        "controller": controller,
-        "nodes": nodes,
-        "features": _features(nodes),
-        "topics": len(topics),
-        "partitions": sum(len(topic.partitions) for topic in topics.values()),
-        "bytes": None if None in sizes else sum(sizes),
-    }
-
-
-def _node(node: Any, controller: int | None) -> dict[str, Any]:
-    return {
-        "node": node.id,
-        "host": node.host,
-        "port": node.port,
-        "rack": node.rack,
-        "controller": node.id == controller,
-        "bytes": _stored_bytes(node.host, node.port),
-    }
-
-
-def _stored_bytes(host: str, port: int) -> int | None:
-    from penstock.cli.wire import stored_bytes
-
-    try:
-        return stored_bytes((host, port))
-    except OSError:
-        return None
-
-
-def _features(nodes: list[dict[str, Any]]) -> dict[str, int]:
-    from penstock.cli.wire import features
-
-    for node in nodes:
-        try:
-            return features((node["host"], node["port"]))
-        except OSError:
-            continue
-    return {}
-
-
-def _print(document: dict[str, Any]) -> None:
-    print_facts(
-        [
-            ("cluster", document["cluster_id"]),
-            ("controller", document["controller"]),
-            ("topics", document["topics"]),
-            ("partitions", document["partitions"]),
-            ("size", human_bytes(document["bytes"])),
-            (
-                "features",
-                ", ".join(f"{name} {level}" for name, level in sorted(document["features"].items())) or None,
-            ),
-        ]
-    )
-    rows = ([*list(node.values())[:-1], human_bytes(node["bytes"])] for node in document["nodes"])
-    print()
-    print_table(["node", "host", "port", "rack", "controller", "size"], rows)
+app.command()(cluster_start.start)
+app.command()(cluster_start.stop)
+app.command()(cluster_status.status)
+app.command()(cluster_rebalance.rebalance)
+app.command()(cluster_unregister.unregister)
+app.command()(cluster_info.info)

@@ -33,6 +33,22 @@ SETTING_FLAGS = (
     ),
     Flag("--data-dir", "DIR", "Folder for the data; made if it is not there.", "log.dirs"),
     Flag("--node-id", "N", "Id of this node in the cluster.", "node.id"),
+    Flag("--roles", "ROLE,ROLE", "broker, controller, or both (the default).", "process.roles"),
+    Flag(
+        "--voters",
+        "ID@HOST:PORT,...",
+        "The controllers that found a new cluster together, the same on all of them.",
+        "controller.quorum.voters",
+        repeatable=True,
+    ),
+    Flag(
+        "--join",
+        "HOST:PORT,...",
+        "Nodes of a running cluster, to find and join it.",
+        "controller.quorum.bootstrap.servers",
+        repeatable=True,
+    ),
+    Flag("--rack", "NAME", "What fails together: a rack, a zone; else the host.", "broker.rack"),
     Flag("--http", "HOST:PORT", "Serve /metrics, /health and /ready here.", "penstock.http.listen"),
     Flag("--config", "FILE", "TOML file with settings (also PENSTOCK_CONFIG)."),
     Flag(
@@ -43,7 +59,15 @@ SETTING_FLAGS = (
     ),
 )
 
-SERVE_FLAGS = (*SETTING_FLAGS, Flag("--welcome", None, "Print what to try next once the broker is up."))
+WORKERS = "--workers"
+PARENT = "--with-parent"
+
+SERVE_FLAGS = (
+    *SETTING_FLAGS,
+    Flag(WORKERS, "N", "Run N nodes, one per core: ids, ports and folders count up from this one's."),
+    Flag(PARENT, "PID", "Stop when that process, which has started this one, ends (Linux)."),
+    Flag("--welcome", None, "Print what to try next once the broker is up."),
+)
 
 
 def read_quickly(words: Sequence[str]) -> Flags | None:

@@ -6,6 +6,7 @@ import sys
 from penstock import __version__
 from penstock.broker.listeners import format_address
 from penstock.broker.node import Node
+from penstock.cli import notify
 
 _WELCOME = """
   Penstock {version} is up. Data is in {data_dir}; Ctrl-C stops it cleanly.
@@ -30,19 +31,20 @@ def announce(node: Node, *, welcome: bool) -> None:
         print(f"metrics on http://{address}/metrics", flush=True)
     if welcome:
         print(_welcome_text(node), flush=True)
+    notify.ready()
 
 
 def _welcome_text(node: Node) -> str:
     first = node.listeners[0]
     address = format_address("localhost" if first.is_wildcard else first.host, first.port)
-    command = _command()
+    program = command()
     if first.port != 9092:
-        command = f"PENSTOCK_BOOTSTRAP={address} {command}"
+        program = f"PENSTOCK_BOOTSTRAP={address} {program}"
     data_dir = os.path.relpath(node.settings.data_dir)
-    return _WELCOME.format(version=__version__, data_dir=data_dir, command=command, address=address)
+    return _WELCOME.format(version=__version__, data_dir=data_dir, command=program, address=address)
 
 
-def _command() -> str:
+def command() -> str:
     """How the user can call us from here: by name where the shell finds it, else by the shortest path."""
     import shutil
 

@@ -1,45 +1,82 @@
-"""Single requests that the client library has no call for: what a broker can do, and how much it stores."""
+"""Single requests that the client library has no call for, in the newest version that both sides know."""
 
 import io
 import socket
 import struct
+from functools import cache
 from typing import Any
 
 from penstock.protocol.schemas import schema_class
+
+Address = tuple[str, int]
 
 TIMEOUT_S = 5.0
 ANSWER_BYTES_MAX = 64 << 20
 
 
-def features(address: tuple[str, int]) -> dict[str, int]:
+class NotUnderstood(OSError):
+    """The broker does not know this kind of request."""
+
+
+def features(address: Address) -> dict[str, int]:
     """The finalized features of the cluster; empty where the broker does not tell."""
+    return {
+        str(entry.name): int(entry.max_version_level) for entry in _api_versions(address).finalized_features
+    }
+
+
+def stored_bytes(address: Address) -> int:
+    """What the partitions on this broker take on disk."""
+    return sum(partition_bytes(address).values())
+
+
+def partition_bytes(address: Address) -> dict[tuple[str, int], int]:
+    """What each partition on this broker takes on disk."""
+    request = schema_class("describe_log_dirs.v4.request:DescribeLogDirsRequest")(topics=None)
+    return {
+        (str(topic.name), int(partition.partition_index)): int(partition.partition_size)
+        for folder in ask(address, request).results
+        for topic in folder.topics
+        for partition in topic.partitions
+    }
+
+
+def ask(address: Address, request: Any, *, timeout_s: float = TIMEOUT_S) -> Any:
+    """The answer in its own version's class. `request` is of the newest version that is wanted.
+
+    Raises OSError when the broker does not answer, or not in a way that can be read; NotUnderstood when it cannot.
+    """
+    oldest, newest = _understood(address).get(int(request.__api_key__), (0, -1))
+    version = min(newest, int(request.__version__))
+    if version < oldest:
+        raise NotUnderstood(f"{address[0]}:{address[1]} does not know this request")
+    return _exchange(address, request, version, timeout_s)
+
+
+@cache
+def _understood(address: Address) -> dict[int, tuple[int, int]]:
+    return {
+        int(api.api_key): (int(api.min_version), int(api.max_version))
+        for api in _api_versions(address).api_keys
+    }
+
+
+def _api_versions(address: Address) -> Any:
     request = schema_class("api_versions.v3.request:ApiVersionsRequest")(
         client_software_name="penstock-cli", client_software_version="1"
     )
-    answer = _ask(address, request, schema_class("api_versions.v3.response:ApiVersionsResponse"))
-    return {str(entry.name): int(entry.max_version_level) for entry in answer.finalized_features}
+    return _exchange(address, request, request.__version__, TIMEOUT_S)
 
 
-def stored_bytes(address: tuple[str, int]) -> int:
-    """What the partitions on this broker take on disk."""
-    request = schema_class("describe_log_dirs.v4.request:DescribeLogDirsRequest")(topics=None)
-    answer = _ask(address, request, schema_class("describe_log_dirs.v4.response:DescribeLogDirsResponse"))
-    return sum(
-        int(partition.partition_size)
-        for folder in answer.results
-        for topic in folder.topics
-        for partition in topic.partitions
-    )
-
-
-def _ask(address: tuple[str, int], request: Any, answer_class: Any) -> Any:
-    """Raises OSError when the broker does not answer, or not in a way that can be read."""
+def _exchange(address: Address, request: Any, version: int, timeout_s: float) -> Any:
+    from kio.index import load_response_schema
     from kio.serial import entity_reader
     from kio.serial.errors import SerialError
 
-    with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
-        connection.sendall(_frame(request))
+    with socket.create_connection(address, timeout=timeout_s) as connection:
+        connection.sendall(_frame(request, version))
         frame = _receive(connection)
+    answer_class = load_response_schema(int(request.__api_key__), version)
     try:
         _, size = entity_reader(answer_class.__header_schema__)(frame, 0)
         answer, _ = entity_reader(answer_class)(frame, size)
@@ -48,14 +85,17 @@ def _ask(address: tuple[str, int], request: Any, answer_class: Any) -> Any:
     return answer
 
 
-def _frame(request: Any) -> bytes:
+def _frame(request: Any, version: int) -> bytes:
+    """An older version is written from the newer one's values: it lacks some of them, and has no others."""
+    from kio.index import load_request_schema
     from kio.serial import entity_writer
 
+    schema = load_request_schema(int(request.__api_key__), version)
     buffer = io.BytesIO()
-    header = type(request).__header_schema__
-    values = {"request_api_key": request.__api_key__, "request_api_version": request.__version__}
+    header = schema.__header_schema__
+    values = {"request_api_key": schema.__api_key__, "request_api_version": schema.__version__}
     entity_writer(header)(buffer, header(**values, correlation_id=1, client_id="penstock-cli"))
-    entity_writer(type(request))(buffer, request)
+    entity_writer(schema)(buffer, request)
     return struct.pack(">i", buffer.tell()) + buffer.getvalue()
 
 

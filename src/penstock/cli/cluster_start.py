@@ -1,0 +1,279 @@
+"""`penstock cluster start` and `stop`: a local cluster, each node in a process of its own."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.broker.listeners import parse_address
+from penstock.cli import notify
+from penstock.cli.cluster_folder import ClusterFolder, LocalCluster, free_ports, refuse_taken
+from penstock.cli.cluster_plan import HOST, grown, local_members, node_words, serve_command
+from penstock.cli.failure import WRONG_USAGE, Failure
+from penstock.cli.options import pairs
+from penstock.cli.output import note
+from penstock.cli.supervisor import STOP_DEADLINE_S, Node, Supervisor, Watcher
+
+DEFAULT_NODES = 3
+DEFAULT_PORT = 9092
+NODES_MAX = 100
+
+Folder = Annotated[str, typer.Option("--dir", "-d", metavar="DIR", help="Folder of the cluster.")]
+
+
+def start(
+    folder: Folder,
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", "-n", min=1, max=NODES_MAX, help="How many; 3, or as many as there were."),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", min=0, max=65535, help="Port of the first node, 9092; 0 picks free ones."),
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            "--http-port", min=0, max=65535, help="Serve /metrics, /health and /ready from this one on."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", exists=True, dir_okay=False, help="Settings of all nodes (TOML)."
+        ),
+    ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of all nodes.")
+    ] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Start a node again when it ends.")] = False,
+) -> None:
+    """Run a local cluster until Ctrl-C or SIGTERM.
+
+    Started again on the same folder, the same cluster comes back; with more --nodes it grows.
+    """
+    place = ClusterFolder(folder)
+    place.make()
+    lock = place.lock()
+    known = place.load()
+    settings = {**(known.settings if known else {}), **pairs(sets or [], "--set")}
+    cluster = replace(
+        _planned(place, known, nodes, port, http_port), settings=settings, supervisor=os.getpid()
+    )
+    _refuse_taken_ports(cluster)
+    place.save(cluster)
+    commands = [
+        Node(
+            node.id,
+            serve_command(
+                *node_words(node, cluster, None if config is None else str(config.absolute()), settings),
+                "--with-parent",
+                str(os.getpid()),
+            ),
+            None if node.log is None else Path(node.log),
+        )
+        for node in cluster.nodes
+    ]
+    note(f"starting {len(cluster.nodes)} nodes in {_short(place.path)}")
+    raise typer.Exit(supervise(place, cluster, commands, lock, restart=restart, ready=_announce))
+
+
+def supervise(
+    place: ClusterFolder,
+    cluster: LocalCluster,
+    commands: list[Node],
+    lock: int,
+    *,
+    restart: bool,
+    ready: Callable[[LocalCluster], None],
+) -> int:
+    """Run the nodes and keep `cluster.json` true. Returns an exit code; raises Failure."""
+    now = cluster
+
+    def pids_changed(pids: dict[int, int | None]) -> None:
+        nonlocal now
+        now = now.running(pids)
+        place.save(now)
+
+    def all_ready() -> None:
+        nonlocal now
+        now = replace(now, cluster_id=now.cluster_id or _cluster_id(now))
+        place.save(now)
+        ready(now)
+        notify.ready()
+
+    watcher = Watcher(pids_changed=pids_changed, all_ready=all_ready, say=note)
+
+    async def run() -> int:
+        return await Supervisor(commands, watcher, restart=restart, inherited=(lock,)).run()
+
+    try:
+        return asyncio.run(run())
+    finally:
+        place.save(replace(now.running({}), supervisor=None))
+
+
+def stop(
+    folder: Folder,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Kill what has not stopped by then.")
+    ] = STOP_DEADLINE_S + 5,
+) -> None:
+    """Stop the local cluster of a folder, from another shell."""
+    place = ClusterFolder(folder)
+    cluster = place.load()
+    if cluster is None:
+        raise Failure(f"{place.path} is not the folder of a cluster", exit_code=WRONG_USAGE)
+    if not place.is_running:
+        note("it is not running")
+        return
+    import signal
+
+    watched = cluster.supervisor is not None and _signal(cluster.supervisor, signal.SIGTERM, place.path)
+    if not watched:
+        for node in cluster.nodes:
+            _signal(node.pid, signal.SIGTERM, place.path)
+    if not _has_stopped(place, timeout_s):
+        note(f"not stopped within {timeout_s:g} s, killing; the next start recovers")
+        for node in cluster.nodes:
+            _signal(node.pid, signal.SIGKILL, place.path)
+        if not _has_stopped(place, timeout_s):
+            raise Failure(f"the cluster in {place.path} does not stop")
+    note("stopped")
+
+
+# -- planning ---------------------------------------------------------------------------------------------
+
+
+def _planned(
+    place: ClusterFolder,
+    known: LocalCluster | None,
+    nodes: int | None,
+    port: int | None,
+    http_port: int | None,
+) -> LocalCluster:
+    founded = known is not None and known.cluster_id is not None
+    count = nodes or (len(known.nodes) if known and founded else DEFAULT_NODES)
+    first = port if port is not None else _first_port(known) if founded else DEFAULT_PORT
+    ports = _ports(first, count)
+    http_ports: list[int | None] = [None] * count if http_port is None else [*_ports(http_port, count)]
+    return grown(known, nodes, local_members(place.path, count, ports, http_ports))
+
+
+def _first_port(known: LocalCluster | None) -> int:
+    """New nodes of a cluster on consecutive ports go on with these; else any free ones do."""
+    assert known is not None
+    ports = [parse_address(node.address)[1] for node in known.nodes]
+    return ports[0] if ports == list(range(ports[0], ports[0] + len(ports))) else 0
+
+
+def _ports(first: int, count: int) -> list[int]:
+    if first + count - 1 > 65535:
+        raise Failure(f"{count} ports from {first} on do not exist", exit_code=WRONG_USAGE)
+    return free_ports(HOST, count) if first == 0 else list(range(first, first + count))
+
+
+def _refuse_taken_ports(cluster: LocalCluster) -> None:
+    wanted = []
+    for node in cluster.nodes:
+        wanted.append((f"node {node.id}", *parse_address(node.address)))
+        if node.http is not None:
+            wanted.append((f"node {node.id}", *parse_address(node.http)))
+    is_new = cluster.cluster_id is None
+    refuse_taken(
+        wanted,
+        hint="--port names another first port, and 0 free ones"
+        if is_new
+        else "a cluster keeps its addresses; free the port and start again",
+    )
+
+
+def _cluster_id(cluster: LocalCluster) -> str | None:
+    from penstock.cli.cluster_requests import cluster_id
+
+    for node in cluster.nodes:
+        try:
+            return cluster_id(parse_address(node.address))
+        except OSError:
+            continue
+    return None
+
+
+# -- telling ----------------------------------------------------------------------------------------------
+
+_READY = """
+  {count} nodes are up; data and logs are in {folder}. Ctrl-C stops them cleanly.
+
+  Try, in another terminal:
+
+    export PENSTOCK_BOOTSTRAP={bootstrap}
+    {command} cluster status
+    {command} topic create orders --partitions 6
+    echo 'hello' | {command} produce orders
+
+  Any Kafka client works: bootstrap.servers={bootstrap}
+"""
+
+
+def _announce(cluster: LocalCluster) -> None:
+    """One line per node, which scripts may wait for, then what to type."""
+    from penstock.cli.welcome import command
+
+    for node in cluster.nodes:
+        metrics = "" if node.http is None else f", metrics on http://{node.http}/metrics"
+        print(f"node {node.id} listening on {node.address} ({' and '.join(node.roles)}){metrics}")
+    if len(cluster.nodes) == 2:
+        note("two nodes have one controller between them: three survive the loss of one")
+    folder = _short(Path(cluster.nodes[0].data_dir).parent)
+    text = _READY.format(
+        count=len(cluster.nodes), folder=folder, bootstrap=cluster.bootstrap, command=command()
+    )
+    print(text if len(cluster.nodes) > 1 else text.replace("1 nodes are", "1 node is"), flush=True)
+
+
+def _short(path: Path) -> str:
+    return min(os.path.relpath(path), str(path), key=len)
+
+
+# -- stopping from another shell --------------------------------------------------------------------------
+
+
+def _signal(pid: int | None, number: int, folder: Path) -> bool:
+    """Whether it was sent: a pid that by now belongs to something else is left alone."""
+    if pid is None or not _is_ours(pid, folder):
+        return False
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _is_ours(pid: int, folder: Path) -> bool:
+    """The lock is held open by the supervisor and its nodes, and by nobody else."""
+    descriptors = f"/proc/{pid}/fd"
+    if sys.platform != "linux":
+        return True
+    try:
+        return any(
+            os.path.samefile(os.path.join(descriptors, name), folder / "cluster.lock")
+            for name in os.listdir(descriptors)
+            if os.path.exists(os.path.join(descriptors, name))
+        )
+    except OSError:
+        return False
+
+
+def _has_stopped(place: ClusterFolder, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while place.is_running:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

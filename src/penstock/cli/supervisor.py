@@ -1,0 +1,250 @@
+"""Several nodes as processes: started together, watched, restarted where wanted, and stopped without hurry or loss.
+
+The one supervisor, for `cluster start` and for `serve --workers`.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.cli import notify
+from penstock.cli.failure import Failure
+
+#: Longer than a node gives itself to hand over and to finish what it owes.
+STOP_DEADLINE_S = 30.0
+RESTART_PAUSE_MIN_S = 1.0
+RESTART_PAUSE_MAX_S = 30.0
+LOG_LINES_SHOWN = 15
+LOG_BYTES_READ = 16 << 10
+
+
+class Node(NamedTuple):
+    """What it takes to run one: its command, and the file for its output (None: ours)."""
+
+    id: int
+    command: tuple[str, ...]
+    log: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watcher:
+    """Whom the supervisor tells what happens; `pids` has None for a node that does not run."""
+
+    pids_changed: Callable[[dict[int, int | None]], None]
+    all_ready: Callable[[], None]
+    say: Callable[[str], None]
+
+
+class Supervisor:
+    def __init__(
+        self, nodes: Sequence[Node], watcher: Watcher, *, restart: bool = False, inherited: Sequence[int] = ()
+    ) -> None:
+        """`inherited` are descriptors that the nodes hold open for as long as they live."""
+        self._nodes = list(nodes)
+        self._watcher = watcher
+        self._restart = restart
+        self._inherited = tuple(inherited)
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._ready = {node.id: asyncio.Event() for node in nodes}
+        self._stop = asyncio.Event()
+        self._log_starts: dict[int, int] = {}  # where in its log a node's present life begins
+        self._socket_path = ""
+
+    async def run(self) -> int:
+        """Until told to stop; returns 1 when a node did not end cleanly. Raises Failure when a node does not start,
+        or none is left."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal)
+        folder = tempfile.mkdtemp(prefix="penstock-")
+        self._socket_path = os.path.join(folder, "ready")
+        transport, _ = await loop.create_datagram_endpoint(
+            lambda: _Reports(self._has_reported), local_addr=self._socket_path, family=_unix()
+        )
+        try:
+            return await self._live()
+        finally:
+            transport.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def _live(self) -> int:
+        for node in self._nodes:
+            await self._launch(node)
+        watching = [asyncio.create_task(self._watch_start(node)) for node in self._nodes]
+        try:
+            await self._unless_stopped(*watching)
+            if not self._stop.is_set():
+                self._watcher.all_ready()
+                await self._keep_running()
+        finally:
+            for task in watching:
+                task.cancel()
+            await self._end_all()
+        return 1 if any(process.returncode for process in self._processes.values()) else 0
+
+    # -- coming --------------------------------------------------------------------------------------
+
+    async def _launch(self, node: Node) -> None:
+        self._ready[node.id].clear()
+        output = None
+        if node.log is not None:
+            output = os.open(node.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._log_starts[node.id] = os.fstat(output).st_size
+        try:
+            # A group of its own: a Ctrl-C at the terminal is ours to pass on, in our own time.
+            self._processes[node.id] = await asyncio.create_subprocess_exec(
+                *node.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, notify.VARIABLE: self._socket_path},
+                process_group=0,
+                pass_fds=self._inherited,
+            )
+        finally:
+            if output is not None:
+                os.close(output)
+        self._tell_pids()
+
+    async def _watch_start(self, node: Node) -> None:
+        """Returns when it is ready. Raises Failure when it ends before."""
+        process = self._processes[node.id]
+        ended = asyncio.create_task(process.wait())
+        ready = asyncio.create_task(self._ready[node.id].wait())
+        try:
+            await asyncio.wait((ended, ready), return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done() and not self._stop.is_set():
+                raise Failure(
+                    f"node {node.id} did not start: {_ending(ended.result())}{self._last_lines(node)}",
+                    hint=None if node.log is None else f"all of it is in {node.log}",
+                )
+        finally:
+            ended.cancel()
+            ready.cancel()
+
+    def _last_lines(self, node: Node) -> str:
+        """The end of its log, to be shown below a sentence."""
+        if node.log is None:
+            return ""
+        with suppress(OSError), node.log.open("rb") as file:
+            file.seek(max(self._log_starts[node.id], node.log.stat().st_size - LOG_BYTES_READ))
+            lines = file.read().decode(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+            return "".join(f"\n  {line}" for line in lines)
+        return ""
+
+    def _has_reported(self, pid: int) -> None:
+        for node_id, process in self._processes.items():
+            if process.pid == pid:
+                self._ready[node_id].set()
+
+    async def _unless_stopped(self, *tasks: "asyncio.Task[None]") -> None:
+        """Until all are done, the first has failed, or we are told to stop."""
+        stopped = asyncio.create_task(self._stop.wait())
+        together = asyncio.gather(*tasks)
+        try:
+            await asyncio.wait((together, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if together.done():
+                together.result()
+        finally:
+            stopped.cancel()
+            together.cancel()
+            with suppress(asyncio.CancelledError, Failure):
+                await together
+
+    # -- staying -------------------------------------------------------------------------------------
+
+    async def _keep_running(self) -> None:
+        tasks = [asyncio.create_task(self._mind(node)) for node in self._nodes]
+        await self._unless_stopped(*tasks)
+        if not self._stop.is_set():
+            raise Failure("no node is left")
+
+    async def _mind(self, node: Node) -> None:
+        """Returns when the node has ended and is not to come back."""
+        pause_s = RESTART_PAUSE_MIN_S
+        while True:
+            code = await self._processes[node.id].wait()
+            if self._stop.is_set():
+                return
+            self._tell_pids()
+            where = "" if node.log is None else f"; its log is {node.log}"
+            again = f", starting it again in {pause_s:g} s" if self._restart else ""
+            self._watcher.say(f"node {node.id} has ended ({_ending(code)}){again}{where}")
+            if not self._restart:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RESTART_PAUSE_MAX_S)
+            await self._launch(node)
+            with suppress(Failure):
+                await self._watch_start(node)
+                pause_s = RESTART_PAUSE_MIN_S
+                self._watcher.say(f"node {node.id} is back")
+
+    # -- going ---------------------------------------------------------------------------------------
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._watcher.say("killing what is left; the next start recovers")
+            self._signal_all(signal.SIGKILL)
+        self._stop.set()
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for process in self._alive():
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    def _alive(self) -> list[asyncio.subprocess.Process]:
+        return [process for process in self._processes.values() if process.returncode is None]
+
+    async def _end_all(self) -> None:
+        """Together: there is nobody to hand over to when all of them go."""
+        if self._alive():
+            self._watcher.say("stopping")
+        self._stop.set()
+        self._signal_all(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_DEADLINE_S):
+                await self._all_ended()
+        except TimeoutError:
+            self._watcher.say(f"not stopped within {STOP_DEADLINE_S:g} s, killing; the next start recovers")
+            self._signal_all(signal.SIGKILL)
+            await self._all_ended()
+        self._tell_pids()
+
+    async def _all_ended(self) -> None:
+        await asyncio.gather(*(process.wait() for process in self._processes.values()))
+
+    def _tell_pids(self) -> None:
+        self._watcher.pids_changed(
+            {
+                id: None if process.returncode is not None else process.pid
+                for id, process in self._processes.items()
+            }
+        )
+
+
+class _Reports(asyncio.DatagramProtocol):
+    def __init__(self, is_ready: Callable[[int], None]) -> None:
+        self._is_ready = is_ready
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        pid = notify.pid_that_is_ready(data)
+        if pid is not None:
+            self._is_ready(pid)
+
+
+def _unix() -> int:
+    import socket
+
+    return socket.AF_UNIX
+
+
+def _ending(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
