@@ -171,6 +171,26 @@ async def test_what_was_decided_is_there_after_a_restart_and_followed_all_at_onc
     await member.kill()
 
 
+async def test_what_is_in_the_log_but_not_committed_is_not_shown(tmp_path: Path) -> None:
+    member = await within(one(tmp_path).start())
+    await member.set("committed", "1")
+    await member.set("who knows", "2")
+    await member.kill()
+    member = one(tmp_path)
+    await member.open()
+    member.quorum.committed(4)  # the first of them
+    await within(member.metadata.caught_up())
+    assert (member.metadata.applied_offset, member.get("committed"), member.get("who knows")) == (
+        3,
+        "1",
+        None,
+    )
+    member.quorum.committed(5)
+    await within(member.metadata.reached(4))
+    assert member.get("who knows") == "2"
+    await member.kill()
+
+
 async def test_data_of_the_release_before_quorums_becomes_a_quorum_of_one(tmp_path: Path) -> None:
     store = LogStore.open(tmp_path, node_id=1)
     log = store.open_or_create(CLUSTER_METADATA, 0, METADATA_TOPIC_ID, METADATA_CONFIG, now_ms=1)
