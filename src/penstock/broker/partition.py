@@ -459,9 +459,11 @@ class Partition:
         self.followers.discard(follower)
 
     def start_moved(self) -> None:
-        """Retention or DeleteRecords took the oldest records: readers are told with their next answer."""
-        for waiter in (*self._fetch_waiters, *self.followers):
+        """Retention or DeleteRecords took the oldest records: readers hear it next time, followers soon."""
+        for waiter in tuple(self._fetch_waiters):
             waiter.bytes_arrived(0)
+        for follower in tuple(self.followers):
+            follower.high_watermark_moved()
 
     async def close(self) -> None:
         """The replica is gone or the node stops: nobody may wait for ever, and the files are let go of."""

@@ -7,7 +7,7 @@ files go with the next round of retention.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kio.schema.delete_records.v2.response import (
     DeleteRecordsPartitionResult,
@@ -18,6 +18,9 @@ from kio.schema.delete_records.v2.response import (
 from penstock.broker.context import RequestContext
 from penstock.cluster.names import is_internal
 from penstock.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.partition import Partition
 
 _HIGH_WATERMARK: Final = -1
 _NO_LOW_WATERMARK: Final = -1
@@ -74,7 +77,7 @@ async def _delete(ctx: RequestContext, topic: str, index: int, offset: int) -> _
             )
         if not partition.log.config.cleanup_delete:
             raise ApiError(ErrorCode.policy_violation, "The topic's cleanup.policy does not delete records")
-        await partition.settled()
+        await _settled(partition)
         before = partition.high_watermark if offset == _HIGH_WATERMARK else offset
         if not 0 <= before <= partition.high_watermark:
             raise ApiError(ErrorCode.offset_out_of_range)
@@ -83,6 +86,16 @@ async def _delete(ctx: RequestContext, topic: str, index: int, offset: int) -> _
     except ApiError as error:
         return _Result(index, error.code)
     return _Result(index, ErrorCode.none, partition.log.start_offset)
+
+
+async def _settled(partition: Partition) -> None:
+    """Raises ApiError: one that clients retry, while a new leader finds out what was committed."""
+    try:
+        await partition.settled()
+    except ApiError as error:
+        if error.code is ErrorCode.offset_not_available:
+            raise ApiError(ErrorCode.leader_not_available, error.message) from None
+        raise
 
 
 async def _make_durable(ctx: RequestContext) -> ErrorCode:
