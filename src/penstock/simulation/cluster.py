@@ -18,7 +18,7 @@ from penstock.simulation.quorum import METADATA, founding_batch
 from penstock.simulation.replica import Key
 from penstock.simulation.simlog import SimLog
 from penstock.simulation.timings import WorldTimings
-from penstock.simulation.world import World
+from penstock.simulation.world import Life, World
 
 _DIRECTORIES: Final = 1 << 64
 
@@ -48,6 +48,9 @@ class Cluster:
         self.machines = {id: self._machine(id) for id in range(1, shape.controllers + shape.brokers + 1)}
         self.invariants = Invariants(self)
         self._replaced: set[int] = set()
+        self.supervisor = Life("supervisor")
+        #: How much one fetch brings; small worlds see what happens between two parts of a log.
+        self.served_batches_max = 1 + world.draw(6)
         self._found()
 
     def _machine(self, id: int) -> Machine:
@@ -124,6 +127,10 @@ class Cluster:
         self.network.processes[machine.id] = node
         self.world.note("starts", machine.id)
         node.start()
+
+    def restart_later(self, machine: Machine) -> None:
+        """A supervisor starts what has ended itself."""
+        self.world.after(self.world.between(20, 100), self.supervisor, self.start, machine)
 
     def end_process(self, machine: Machine) -> None:
         """kill -9: the page cache stays, peers see their connections close."""

@@ -76,6 +76,7 @@ class Controller:
                 self.sessions.contacted(
                     request.broker_id, request.broker_epoch, now_ms, metadata_offset=request.metadata_offset
                 )
+                self.node.invariants.heartbeat_accepted(request.broker_id, request.broker_epoch)
                 metadata.propose(lambda image, _: self._heartbeat(image, request), respond)
             case "alter_partition":
                 metadata.propose(

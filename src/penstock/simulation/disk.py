@@ -62,8 +62,9 @@ class Disk:
     def _synced(self, life: Life, log: SimLog, failed: Callable[[], None]) -> None:
         if self.fails_next_sync:
             self.fails_next_sync = False
-            failed()
-            return
+            if not self.retries(log):
+                failed()
+                return
         log.sync_ends()
         waiters = self._syncing.pop(log.name)
         again = self._again.pop(log.name, None)
@@ -72,6 +73,10 @@ class Disk:
             self._begin_sync(life, log, failed)
         for then in waiters:
             then()
+
+    def retries(self, log: SimLog) -> bool:
+        """An fsync error ends the process: the kernel may have dropped the pages, and a retry would succeed."""
+        return False
 
     def _sync_ms(self) -> int:
         world = self.world

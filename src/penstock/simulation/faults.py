@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.simulation.cluster import Cluster
+from penstock.simulation.members import Member
 from penstock.simulation.node import Machine
 from penstock.simulation.replica import Key
 from penstock.simulation.workload import Workload
@@ -14,6 +15,8 @@ from penstock.simulation.world import Life
 
 _BAD_DROP: Final = 0.08
 _BAD_DUPLICATE: Final = 0.1
+_SLOW_MS: Final = (10, 60)
+_STORM_SLOW_MS: Final = (10, 250)
 
 
 class Faults:
@@ -32,13 +35,16 @@ class Faults:
             (self.freeze, 4, "freeze"),
             (self.cut_off, 4, "cut"),
             (self.cut_one_way, 3, "one-way cut"),
+            (self.blind, 3, "cut from controllers"),
             (self.storm, 3, "storm"),
             (self.fill_disk, 1, "disk full"),
             (self.fail_sync, 1, "fsync error"),
             (self.flip_bit, 2, "bit flip"),
             (self.jump_clock, 1, "clock jump"),
-            (self.replace_disk, 2, "disk lost"),
+            (self.replace_disk, 3, "disk lost"),
             (self.restart_cleanly, 2, "clean restart"),
+            (self.freeze_client, 1, "client freeze"),
+            (self.impersonate, 1, "second broker with one id"),
             (self.reassign, 2, "reassignment"),
             (self.elect, 1, "preferred election"),
             (self.change_voters, 1, "voter change"),
@@ -59,6 +65,8 @@ class Faults:
         cluster = self.cluster
         cluster.network.heal()
         self._calm()
+        for member in self.workload.members:
+            self._wake_client(member)
         for machine in cluster.machines.values():
             machine.disk.is_full = machine.disk.fails_next_sync = False
             if machine.node is not None and machine.node.life.is_frozen:
@@ -139,6 +147,22 @@ class Faults:
         if not life.is_over:
             self.world.thaw(life)
 
+    def freeze_client(self) -> bool:
+        """A member of the group stops for longer than its session, and goes on as if nothing had been."""
+        member = self.workload.members[self.world.draw(len(self.workload.members))]
+        self.world.note("FAULT client freeze", member.id)
+        member.is_asleep = True
+        self.world.freeze(member.life)
+        self._later(200, 1_000, self._wake_client, member)
+        return True
+
+    def _wake_client(self, member: Member) -> None:
+        """What it was about to do when it fell asleep, it does first."""
+        if member.is_asleep:
+            member.is_asleep = False
+            self.world.thaw(member.life)
+            member.commit()
+
     def restart_cleanly(self) -> bool:
         machine = self._any_machine()
         if machine is None or machine.node is None or not machine.is_broker:
@@ -148,6 +172,15 @@ class Faults:
         node.lifecycle.leave()
         node.quorum.resign()
         self._later(300, 600, self._restart, machine)
+        return True
+
+    def impersonate(self) -> bool:
+        """Somebody starts a copy of a broker's folder elsewhere: it asks to be registered under the same id."""
+        machine = self._any_machine()
+        if machine is None or machine.node is None or not machine.is_broker:
+            return False
+        self.world.note("FAULT second broker", machine.id)
+        self.workload.register_copy(machine.node.lifecycle.registration(), self.world.random.getrandbits(100))
         return True
 
     def _restart(self, machine: Machine) -> None:
@@ -186,16 +219,31 @@ class Faults:
         self._later(50, 600, self.cluster.network.heal)
         return True
 
+    def blind(self) -> bool:
+        """It goes on serving what it believes to be its own, while the others may already have moved on."""
+        machine = self._any_machine()
+        if machine is None:
+            return False
+        self.world.note("FAULT cut from controllers", machine.id)
+        self.cluster.network.blind.add(machine.id)
+        self._later(100, 800, self._see, machine.id)
+        return True
+
+    def _see(self, id: int) -> None:
+        self.cluster.network.blind.discard(id)
+
     def storm(self) -> bool:
         weather = self.cluster.network.weather
         self.world.note("FAULT storm")
         weather.drop_chance, weather.duplicate_chance, weather.slow_chance = _BAD_DROP, _BAD_DUPLICATE, 0.15
+        weather.slow_ms = _STORM_SLOW_MS
         self._later(100, 600, self._calm)
         return True
 
     def _calm(self) -> None:
         weather = self.cluster.network.weather
         weather.drop_chance, weather.duplicate_chance, weather.slow_chance = 0.0, 0.0, 0.02
+        weather.slow_ms = _SLOW_MS
 
     # --- disks and clocks ---
 

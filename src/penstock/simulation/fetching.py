@@ -113,7 +113,7 @@ class Fetcher:
         for replica in self._partitions():
             if self._resting.get(replica.key, 0) > now_ms:
                 continue
-            if replica.log.durable_offset < replica.log.end_offset:
+            if not self.may_ask(replica):
                 self.node.sync(replica.log, lambda: self._again(number))
                 return
             assert replica.following is not None
@@ -124,6 +124,10 @@ class Fetcher:
             return
         ask = FetchAsk(self.node.id, self.node.lifecycle.broker_epoch, tuple(positions))
         self.node.call(self.leader_id, "fetch", ask, lambda reply, _: self._answered(number, reply))
+
+    def may_ask(self, replica: Replica) -> bool:
+        """A fetch confirms what comes before it, so that must be durable."""
+        return replica.log.durable_offset >= replica.log.end_offset
 
     def _again(self, number: int) -> None:
         self._ask(number)
@@ -144,11 +148,11 @@ class Fetcher:
         if number != self._round:
             return
         if unsynced:
-            self._sync_then_go_on(number, unsynced)
+            self.sync_then_go_on(number, unsynced)
         else:
             self._ask(number)
 
-    def _sync_then_go_on(self, number: int, replicas: list[tuple[Replica, Served]]) -> None:
+    def sync_then_go_on(self, number: int, replicas: list[tuple[Replica, Served]]) -> None:
         """A partition's high watermark is believed, and the next fetch sent, when its records are durable."""
         left = len(replicas)
 
@@ -161,7 +165,7 @@ class Fetcher:
                 self._again(number)
 
         for replica, served in replicas:
-            self.node.sync(replica.log, partial(synced, replica, served))
+            replica.when_durable(partial(synced, replica, served))
 
     def _apply(
         self, replica: Replica, follower: rules.FollowerRules, asked: FetchPosition, served: Served
@@ -172,12 +176,12 @@ class Fetcher:
             match action:
                 case rules.Truncate(offset):
                     self.node.invariants.truncating(self.node, replica.key, replica.log, offset)
-                    self._truncate(replica, offset)
+                    self.truncate(replica, offset)
                 case rules.RestartAt(offset):
                     replica.log.restart(offset, self.node.invariants.chain(replica.key, offset))
                     replica.log.high_watermark = min(replica.log.high_watermark, offset)
                 case rules.Append():
-                    if self._append(replica, served):
+                    if self.append(replica, served):
                         unsynced.append((replica, served))
                 case rules.RaiseHighWatermark(offset):
                     if not unsynced:
@@ -190,12 +194,13 @@ class Fetcher:
 
     def raise_high_watermark(self, replica: Replica, follower: rules.FollowerRules, offset: int) -> None:
         replica.log.high_watermark = follower.bounded_high_watermark(offset, replica.log)
+        self.node.invariants.follower_high_watermark(self.node, replica)
 
-    def _truncate(self, replica: Replica, offset: int) -> None:
+    def truncate(self, replica: Replica, offset: int) -> None:
         replica.log.truncate(offset)
         replica.log.high_watermark = min(replica.log.high_watermark, replica.log.end_offset)
 
-    def _append(self, replica: Replica, served: Served) -> bool:
+    def append(self, replica: Replica, served: Served) -> bool:
         try:
             self.node.machine.disk.require_room()
         except DiskFull:

@@ -8,7 +8,7 @@ from penstock.cluster.decision import UncleanElection
 from penstock.cluster.delta import ImageDelta
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.state import PartitionState
-from penstock.raft.values import Voters
+from penstock.raft.values import ReplicaKey, Voters
 from penstock.simulation.ledger import Ledger, Violation
 from penstock.simulation.quorum import METADATA
 from penstock.simulation.replica import Key
@@ -36,6 +36,7 @@ class Invariants:
         self._written: dict[tuple[Any, int, int], int] = {}
         self._high_watermarks: dict[tuple[Key, int], int] = {}
         self._unclean: set[tuple[str, int, int]] = set()
+        self._heard: dict[tuple[int, int], int] = {}
         self._is_small = len(cluster.machines) < 12
 
     def ledger(self, key: Key) -> Ledger:
@@ -69,6 +70,29 @@ class Invariants:
 
     def metadata_committed(self, node: Node, log: SimLog, offset: int) -> None:
         self.ledgers[METADATA].extend(log, offset)
+        if node.quorum.is_leader:
+            self._committed_by_majority(node, log, offset)
+
+    def _committed_by_majority(self, node: Node, log: SimLog, offset: int) -> None:
+        """A leader commits with a record of its own epoch, which most voters would keep through a power loss."""
+        core = node.quorum.core
+        if offset > log.start_offset and log.epoch_at(offset - 1) != core.epoch:
+            raise Violation("leaders commit in their own epoch", f"{core} commits {offset} of {log}")
+        voters = core.voters.latest
+        chain = log.chain_at(offset)
+        holders = [key.id for key in voters.keys if self._keeps(key, offset, chain)]
+        if len(holders) < voters.majority:
+            raise Violation(
+                "a majority holds what is committed", f"{core} commits {offset}, held by {holders}"
+            )
+
+    def _keeps(self, key: ReplicaKey, offset: int, chain: int | None) -> bool:
+        """One whose disk was lost since is not held against the leader."""
+        disk = self.cluster.machines[key.id].disk
+        log = disk.logs.get(METADATA)
+        if disk.directory != key.directory:
+            return True
+        return log is not None and log.kept_offset >= offset and log.chain_at(offset) == chain
 
     def metadata_chain(self, offset: int) -> int:
         chain = self.ledgers[METADATA].chain_at(offset)
@@ -82,6 +106,25 @@ class Invariants:
         if offset == self.image_offset and _essence(image) != _essence(self.image):
             raise Violation("snapshot equals image", f"differs at {offset}")
 
+    def heartbeat_accepted(self, broker: int, epoch: int) -> None:
+        self._heard[broker, epoch] = self.cluster.world.now_ms
+
+    def _no_live_broker_replaced(
+        self, before: ClusterImage, image: ClusterImage, brokers: tuple[int, ...]
+    ) -> None:
+        """Two live brokers with one id: the second waits until the first is fenced or silent."""
+        for id in brokers:
+            old, new = before.brokers.get(id), image.brokers.get(id)
+            if old is None or new is None or old.incarnation == new.incarnation or old.fenced:
+                continue
+            node = self.cluster.machines[id].node
+            is_alive = node is not None and node.incarnation == old.incarnation and not node.life.is_frozen
+            silent_ms = self.cluster.world.now_ms - self._heard.get((id, old.epoch), 0)
+            if is_alive and silent_ms < self.cluster.timings.heartbeat_ms:
+                raise Violation(
+                    "a live broker is not replaced", f"{id}: {old} by {new}, heard {silent_ms} ms ago"
+                )
+
     def image_published(self, image: ClusterImage, delta: ImageDelta, offset: int) -> None:
         """The first node that applies a batch tells what the cluster has decided."""
         if offset <= self.image_offset:
@@ -89,6 +132,8 @@ class Invariants:
         before, self.image, self.image_offset = self.image, image, offset
         if self._is_small:
             image.check_invariants()
+        if delta.brokers_changed:
+            self._no_live_broker_replaced(before, image, delta.brokers_changed)
         for name, index in delta.partitions_changed:
             topic = image.topics[name]
             known = before.topics_by_id.get(topic.id)
@@ -103,10 +148,11 @@ class Invariants:
         self.cluster.world.note(
             "partition", name, key, f"leader {new.leader} e{new.leader_epoch}", new.isr, new.elr
         )
-        if old is not None and new.leader_epoch != old.leader_epoch and new.leader_recovering:
+        is_new = old is not None and new.has_leader and new.leader_epoch != old.leader_epoch
+        if old is not None and is_new and new.leader_recovering and new.leader not in (*old.isr, *old.elr):
             self._lost_uncleanly(key, name, old, new)
         for broker in (*new.isr, *new.elr):
-            if old is None or broker not in (*old.isr, *old.elr):
+            if old is None or broker not in (*old.isr, *old.elr) or (key, broker) in self.excused:
                 self._holds_committed(key, broker, "entered the in-sync set")
 
     def _lost_uncleanly(self, key: Key, name: str, old: PartitionState, new: PartitionState) -> None:
@@ -185,6 +231,15 @@ class Invariants:
         else:
             ledger.extend(replica.log, offset)
 
+    def follower_high_watermark(self, node: Node, replica: Replica) -> None:
+        """What any replica calls committed is."""
+        log, ledger = replica.log, self.ledger(replica.key)
+        high = log.high_watermark
+        if high > ledger.end_offset or (
+            high > log.start_offset and log.chain_at(high) != ledger.chain_at(high)
+        ):
+            raise Violation("a high watermark covers committed data", f"{replica} of {ledger}")
+
     def _holds_committed(self, key: Key, broker: int, why: str) -> None:
         """Who is in sync, or eligible, would keep everything committed through a power loss."""
         if self._is_excused(key, broker):
@@ -192,7 +247,7 @@ class Invariants:
         ledger, log = self.ledger(key), self.cluster.machines[broker].disk.logs.get(key)
         if ledger.end_offset == 0:
             return
-        if log is None or log.durable_offset < ledger.end_offset or not ledger.reaches(log):
+        if log is None or log.kept_offset < ledger.end_offset or not ledger.reaches(log):
             raise Violation(
                 "in-sync replicas hold what is committed", f"{broker} {why} of {ledger} with {log}"
             )

@@ -62,7 +62,7 @@ class Lifecycle:
         if node.metadata.leader_id < 0:
             return
         if self.broker_epoch < 0:
-            node.call_controller("register", self._registration(), self._registered)
+            node.call_controller("register", self.registration(), self._registered)
             return
         self._report()
         beat = Heartbeat(
@@ -74,7 +74,7 @@ class Lifecycle:
         )
         node.call_controller("heartbeat", beat, self._beaten)
 
-    def _registration(self) -> BrokerRegistration:
+    def registration(self) -> BrokerRegistration:
         node = self.node
         return BrokerRegistration(
             broker_id=node.id,
@@ -88,6 +88,7 @@ class Lifecycle:
     def _registered(self, reply: Any) -> None:
         if isinstance(reply, int) and not isinstance(reply, ErrorCode):
             self.broker_epoch = reply
+            self.node.note_boot()
             self.follows_image()
 
     def _beaten(self, reply: Any) -> None:

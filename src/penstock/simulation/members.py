@@ -68,6 +68,7 @@ class Member(Client):
         self.generation = -1
         self.owned: list[int] = []
         self.is_working = False
+        self.is_asleep = False
         self._positions: dict[int, int] = {}
         self._ids = 0
         self._attempt = 0
@@ -94,7 +95,7 @@ class Member(Client):
 
     def commit(self) -> None:
         """A little further in one of the partitions that it owns."""
-        if not self.is_working or not self.owned:
+        if not self.is_working or not self.owned or self.is_asleep:
             return
         partition = self.owned[self.world.draw(len(self.owned))]
         if partition not in self._positions:
@@ -117,7 +118,7 @@ class Member(Client):
     def read(self, partition: int) -> None:
         """Anybody may ask what is committed."""
         key, leader = self._coordinator()
-        if leader < 0:
+        if leader < 0 or self.is_asleep:
             return
         known, generation = self.history.committed[partition], self.generation
 

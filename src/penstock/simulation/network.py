@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.simulation.world import Life, World
+
+#: What goes between a node and the controllers.
+_CONTROL: Final = frozenset({"raft", "register", "heartbeat", "alter_partition", "lost"})
 
 #: What a caller hears: the reply, or None with whether the connection was refused or closed.
 OnReply = Callable[[Any, bool], None]
@@ -26,6 +29,8 @@ class Weather:
     slow_ms: tuple[int, int] = (10, 60)
     drop_chance: float = 0.0
     duplicate_chance: float = 0.0
+    #: A second copy may come long after everybody has forgotten the first.
+    duplicate_ms: tuple[int, int] = (1, 600)
 
 
 class Path(NamedTuple):
@@ -60,6 +65,8 @@ class Network:
         #: Machines without power or cable: nobody is there even to refuse.
         self.silent: set[int] = set()
         self.cut: dict[Path, None] = {}
+        #: Nodes that reach other brokers and clients, but no controller.
+        self.blind: set[int] = set()
         self.messages = 0
         self.lost = 0
         self._air = Life("network")
@@ -80,7 +87,9 @@ class Network:
         timeout_ms: int,
     ) -> None:
         call = _Call(source, caller, target, kind, request, on_reply)
-        if source < 0:
+        if kind in _CONTROL and (source in self.blind or target in self.blind):
+            self.lost += 1
+        elif source < 0:
             self._carry_in_order(source, target, self._arrive, call)
         else:
             self._carry(source, target, self._arrive, call)
@@ -94,6 +103,7 @@ class Network:
 
     def heal(self) -> None:
         self.cut.clear()
+        self.blind.clear()
 
     def ended(self, life: Life) -> None:
         """A process died and its machine closes its connections: whoever waits for it hears of that."""
@@ -109,7 +119,7 @@ class Network:
             return
         world.after(self._delay_ms(), self._air, deliver, *args)
         if weather.duplicate_chance and world.chance(weather.duplicate_chance):
-            world.after(self._delay_ms(), self._air, deliver, *args)
+            world.after(world.between(*weather.duplicate_ms), self._air, deliver, *args)
 
     def _carry_in_order(self, source: int, target: int, deliver: Callable[..., None], *args: Any) -> None:
         """A client keeps one connection: what it sends arrives once and in order, or not at all."""

@@ -63,10 +63,7 @@ class Node:
         self.incarnation = UUID(int=self.world.random.getrandbits(100) + 1)
         self.life = Life(f"node {self.id}")
         disk = machine.disk
-        self.was_clean = (
-            disk.files.pop(CLEAN_FILE, None) is not None or disk.files.get(BOOT_FILE) == disk.boot
-        )
-        disk.files[BOOT_FILE] = disk.boot
+        self.was_clean = self.find_clean(disk)
         disk.logs.setdefault(METADATA, SimLog((self.id, METADATA)))
         self.replicas: dict[Key, Replica] = {}
         self._fetchers: dict[int, tuple[Fetcher, Any]] = {}
@@ -84,6 +81,7 @@ class Node:
         if self.machine.is_broker:
             self.lifecycle.start()
             self.after(self.world.between(1, self.timings.care_ms), self._care)
+            self.after(self.timings.checkpoint_ms, self._checkpoint_sometimes)
 
     # --- the world ---
 
@@ -116,8 +114,22 @@ class Node:
             return
         self.world.note("process ends", self.id, why)
         self.cluster.end_process(self.machine)
+        self.mark_stop(self.machine.disk)
         if power_lost:
             self.cluster.lose_power(self.machine)
+        self.cluster.restart_later(self.machine)
+
+    def find_clean(self, disk: Disk) -> bool:
+        """Whether nothing that the last run wrote can be lost: it stopped cleanly, or the machine ran on."""
+        return disk.files.pop(CLEAN_FILE, None) is not None or disk.files.get(BOOT_FILE) == disk.boot
+
+    def note_boot(self) -> None:
+        """Not before the cluster has been told of a doubt: a start that got no further must leave it standing."""
+        self.machine.disk.files[BOOT_FILE] = self.machine.disk.boot
+
+    def mark_stop(self, disk: Disk) -> None:
+        """A process that gives up leaves no clean-shutdown marker."""
+        disk.files.pop(CLEAN_FILE, None)
 
     def receive(self, kind: str, request: Any, respond: Respond) -> None:
         match kind:
@@ -207,6 +219,7 @@ class Node:
         if is_missing:
             syncs = self.cluster.rules.syncs_before_ack(self.image, topic)
             logs[key] = SimLog((self.id, key), is_synced_to_count=syncs)
+        logs[key].reopened()
         replica = Replica(self, key, topic, logs[key])
         checkpoint = self.machine.disk.files.get(HIGH_WATERMARKS, {})
         replica.log.high_watermark = min(checkpoint.get(key, 0), replica.log.end_offset)
@@ -267,8 +280,11 @@ class Node:
         for replica in tuple(self.replicas.values()):
             if replica.leading is not None:
                 propose_isr(self, replica)
-        self.checkpoint()
         self.after(self.timings.care_ms, self._care)
+
+    def _checkpoint_sometimes(self) -> None:
+        self.checkpoint()
+        self.after(self.timings.checkpoint_ms, self._checkpoint_sometimes)
 
     def checkpoint(self) -> None:
         if not self.lifecycle.is_open:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 METADATA: Final = "metadata"
 ELECTION_FILE: Final = "quorum-state"
 SNAPSHOT_FILE: Final = "snapshot"
-_SERVED_BATCHES_MAX: Final = 20
 _SERVED_SNAPSHOT_ITEMS: Final = 8
 
 Actions = list[act.Action]
@@ -253,7 +252,7 @@ class Quorum:
         self.node.sync(self.log, synced)
 
     def _served(self, reply: FetchReply, offset: int) -> FetchReply:
-        batches = self.log.read(offset, self.log.end_offset, _SERVED_BATCHES_MAX)
+        batches = self.log.read(offset, self.log.end_offset, self.node.cluster.served_batches_max)
         return replace(reply, records=cast("bytes", tuple(batches)))
 
     # --- snapshots ---

@@ -64,7 +64,8 @@ class Replica:
         self.told: dict[int, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Replica {self.topic}-{self.key.partition} on {self.node.id} {self.leading or self.following} {self.log}>"
+        role = self.leading or self.following
+        return f"<Replica {self.topic}-{self.key.partition} on {self.node.id} {role} {self.log}>"
 
     # --- roles ---
 
@@ -93,7 +94,11 @@ class Replica:
             self.groups.close()
             self.groups = None
         for _, on_commit in waiters:
-            on_commit(ErrorCode.not_leader_or_follower)
+            on_commit(self.last_word())
+
+    def last_word(self) -> ErrorCode:
+        """What those hear who wait for a leader that is none any more."""
+        return ErrorCode.not_leader_or_follower
 
     def _lead(self, state: PartitionState) -> None:
         log, node = self.log, self.node
@@ -107,7 +112,7 @@ class Replica:
             isr=state.isr,
             epoch_start_offset=log.end_offset,
             high_watermark=log.high_watermark,
-            local_offset=log.durable_offset,
+            local_offset=self.counted_offset(),
             lag_ms_max=node.timings.lag_ms_max,
             isr_min=node.isr_min(self.topic, state),
             now_ms=node.now_ms(),
@@ -178,7 +183,7 @@ class Replica:
         )
         self.put(batch)
         self.sync()
-        if not log.is_synced_to_count and rules.local_moved(log.durable_offset):
+        if self.leading is rules and rules.local_moved(self.counted_offset()):
             self.moved()
         self.node.fetches.wake(self.key)
         return base
@@ -194,11 +199,22 @@ class Replica:
         self.node.invariants.appended(self.node, self.key, self.log, batch)
 
     def sync(self) -> None:
-        self.node.sync(self.log, self._synced)
+        self.when_durable(self._synced)
+
+    def when_durable(self, then: Callable[[], None]) -> None:
+        """At once where the flush policy promises nothing about power."""
+        if self.log.is_synced_to_count:
+            self.node.sync(self.log, then)
+        else:
+            then()
 
     def _synced(self) -> None:
-        if self.leading is not None and self.leading.local_moved(self.log.durable_offset):
+        if self.leading is not None and self.leading.local_moved(self.counted_offset()):
             self.moved()
+
+    def counted_offset(self) -> int:
+        """How much of its own log the leader counts."""
+        return self.log.durable_offset
 
     def moved(self) -> None:
         """The high watermark of the rules may have moved."""
@@ -225,13 +241,14 @@ class Replica:
             return refusal(ErrorCode.unknown_topic_or_partition)
         diverging = self.parting(asked)
         if diverging is not None:
-            return Served(FetchAnswer(ErrorCode.none, -1, log.start_offset, diverging, False), ())
+            answer = FetchAnswer(ErrorCode.none, log.high_watermark, log.start_offset, diverging, False)
+            return Served(answer, ())
         if not log.start_offset <= asked.offset <= log.end_offset:
             answer = FetchAnswer(ErrorCode.offset_out_of_range, -1, log.start_offset, None, False)
             return Served(answer, ())
         if is_new:
             self._count(rules, follower, broker_epoch, asked.offset)
-        batches = tuple(log.read(asked.offset, log.end_offset, _SERVED_BATCHES_MAX))
+        batches = tuple(log.read(asked.offset, log.end_offset, self.node.cluster.served_batches_max))
         if log.is_damaged(batches):
             self.node.found_damage(self)
             return refusal(ErrorCode.kafka_storage_error)
@@ -287,10 +304,15 @@ class Replica:
 
     def latest_offset(self) -> int:
         rules = self.require_leader()
-        if not rules.has_reached_epoch_start:
+        if not self.knows_latest(rules):
             raise ApiError(ErrorCode.offset_not_available)
+        # What is told must cover all that any client was told before.
         self.node.invariants.latest_told(self.key, rules.leader_epoch, self.log.high_watermark)
         return self.log.high_watermark
+
+    def knows_latest(self, rules: LeaderRules) -> bool:
+        """A new leader's high watermark may be older than what was committed."""
+        return rules.has_reached_epoch_start
 
 
 def refusal(error: ErrorCode) -> Served:

@@ -44,12 +44,14 @@ class SimLog:
         "_sync_ends",
         "bases",
         "batches",
+        "believed_offset",
         "chains",
         "damaged",
         "end_offset",
         "epochs",
         "high_watermark",
         "is_synced_to_count",
+        "lost_from",
         "name",
         "producers",
         "snapshot",
@@ -65,6 +67,10 @@ class SimLog:
         #: The newest snapshot, where the log has such: an offset and an epoch.
         self.snapshot: Any = None
         self.damaged: dict[int, None] = {}
+        #: From here on the disk has nothing, whatever the page cache shows: an fsync failed and went unheard.
+        self.lost_from: int | None = None
+        #: Up to here the process believes to have synced, rightly or not.
+        self.believed_offset = 0
         self._sync_ends: list[int] = []
         self._ghosts: tuple[int, list[Batch]] = (0, [])
         self._reset(0, 0)
@@ -88,7 +94,16 @@ class SimLog:
 
     @property
     def durable_offset(self) -> int:
-        return self.synced_offset if self.is_synced_to_count else self.end_offset
+        if not self.is_synced_to_count:
+            return self.end_offset
+        return max(self.synced_offset, self.believed_offset)
+
+    @property
+    def kept_offset(self) -> int:
+        """What a power loss now would leave at least; all of it where the promise is not about power."""
+        if not self.is_synced_to_count:
+            return self.end_offset
+        return self.synced_offset if self.lost_from is None else min(self.synced_offset, self.lost_from)
 
     @property
     def last_epoch(self) -> int:
@@ -155,13 +170,15 @@ class SimLog:
         del self.batches[keep:], self.bases[keep:], self.chains[keep:]
         self.end_offset = end
         self.synced_offset = min(self.synced_offset, end)
+        self.believed_offset = min(self.believed_offset, end)
         self._sync_ends = [min(each, end) for each in self._sync_ends]
         self.epochs.truncate_end(end)
-        self.relearn_producers()
+        self.producers_truncated()
 
     def restart(self, offset: int, chain: int) -> None:
         """Everything goes; the log continues elsewhere, after what `chain` stands for."""
         self.damaged.clear()
+        self.lost_from, self.believed_offset = None, 0
         self._sync_ends = [0 for _ in self._sync_ends]
         self._ghosts = (0, [])
         self._reset(offset, chain)
@@ -182,6 +199,9 @@ class SimLog:
         self.start_offset = offset
         self.synced_offset = max(self.synced_offset, offset)
         self.epochs.truncate_start(offset)
+
+    def producers_truncated(self) -> None:
+        self.relearn_producers()
 
     def relearn_producers(self) -> None:
         self.producers.clear()
@@ -207,6 +227,10 @@ class SimLog:
     def power_lost(self, draw: Callable[[int], int]) -> None:
         """Of what was not synced any part may be gone; the batch that was torn fails its checksum."""
         self._sync_ends.clear()
+        self.believed_offset = 0
+        if self.lost_from is not None:
+            self.synced_offset = min(self.synced_offset, self.lost_from)
+            self.lost_from = None
         first_unsynced = bisect_left(self.bases, self.synced_offset)
         keep = first_unsynced + draw(len(self.batches) - first_unsynced + 1)
         cut_at, ghosts = self._ghosts
@@ -217,6 +241,10 @@ class SimLog:
             for batch in ghosts:
                 self.append(batch)
             self.synced_offset = self.end_offset
+
+    def reopened(self) -> None:
+        """Another process reads the log: what it knows of producers it learns from there."""
+        self.relearn_producers()
 
     def process_died(self) -> None:
         """The page cache stays; syncs under way are forgotten."""

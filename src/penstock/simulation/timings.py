@@ -14,8 +14,10 @@ class WorldTimings(NamedTuple):
     session_ms: int = 320
     lag_ms_max: int = 200
     fetch_wait_ms: int = 120
-    #: How often a broker looks after its in-sync sets and writes its high watermarks down.
+    #: How often a broker looks after its in-sync sets.
     care_ms: int = 60
+    #: How often it writes its high watermarks down.
+    checkpoint_ms: int = 400
     backoff_ms: int = 25
 
 
@@ -29,5 +31,6 @@ DEFAULT = WorldTimings(
     lag_ms_max=30_000,
     fetch_wait_ms=500,
     care_ms=500,
+    checkpoint_ms=5_000,
     backoff_ms=200,
 )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
+from penstock.cluster.controller.brokers import BrokerRegistration
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.cluster.controller.reassignment import Reassignment
 from penstock.raft.values import Voter
@@ -92,16 +95,18 @@ class Workload:
         if self.is_closing:
             self.consumer.poll(self._any_partition())
             self._say_last_words()
-        elif kind < 9:
+            if self.counts["records acknowledged"] < ACKNOWLEDGED_MIN:
+                self.producers[1].send(self._partition_of("orders", "plain"), 2)
+        elif kind < 8:
             producer = self.producers[world.draw(len(self.producers))]
             producer.send(self._partition_of("orders", "plain"), world.between(1, 3))
-        elif kind < 11:
+        elif kind < 9:
             self.careless[0].send(self._partition_of("orders", "plain"), 1)
-        elif kind < 12:
+        elif kind < 11:
             self.careless[1].send(self._partition_of("fast", "plain"), 1)
-        elif kind < 16:
+        elif kind < 14:
             self.consumer.poll(self._any_partition())
-        elif kind < 17:
+        elif kind < 16:
             self.consumer.ask_latest(self._any_partition())
         elif kind < 19:
             self.members[world.draw(len(self.members))].commit()
@@ -131,6 +136,9 @@ class Workload:
         self.counts["reassignments asked"] += 1
         self.admin.ask("reassign", (item,))
 
+    def register_copy(self, registration: BrokerRegistration, incarnation: int) -> None:
+        self.admin.ask("register", replace(registration, incarnation=UUID(int=incarnation + 1)))
+
     def elect_preferred(self) -> None:
         self.admin.ask("elect", None)
 
@@ -145,7 +153,9 @@ class Workload:
             id = outside[self.world.draw(len(outside))]
             self.admin.ask("add_voter", Voter(self.cluster.replica_key(id)))
         elif len(voters) >= 3:
-            self.admin.ask("remove_voter", voters.keys[self.world.draw(len(voters))])
+            # Two at once: one of them has to wait.
+            for key in voters.keys[: 1 + self.world.draw(2)]:
+                self.admin.ask("remove_voter", key)
         self.counts["voter changes asked"] += 1
 
     # --- ending ---
@@ -168,6 +178,8 @@ class Workload:
 
     def unfinished(self) -> str | None:
         """What still has to happen before this run has shown that the cluster works again."""
+        if self.counts["records acknowledged"] < ACKNOWLEDGED_MIN:
+            return f"only {self.counts['records acknowledged']} records are acknowledged"
         if not all(self._last_words.values()) or any(
             producer.has_unacknowledged for producer in self.producers
         ):

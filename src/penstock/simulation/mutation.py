@@ -1,0 +1,64 @@
+"""A classic bug that can be switched on: which lines of the code it replaces, and what it would break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Patch(NamedTuple):
+    """`owner` is a class or a module."""
+
+    owner: Any
+    name: str
+    replacement: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    name: str
+    #: What the code does wrong.
+    sentence: str
+    #: The known trap that it walks into.
+    trap: str
+    patches: tuple[Patch, ...]
+
+    @contextmanager
+    def switched_on(self) -> Iterator[None]:
+        originals = [(patch.owner, patch.name, patch.owner.__dict__[patch.name]) for patch in self.patches]
+        try:
+            for patch in self.patches:
+                setattr(patch.owner, patch.name, patch.replacement)
+            yield
+        finally:
+            for owner, name, original in originals:
+                setattr(owner, name, original)
+
+
+class Traps:
+    """The lines that the bugs belong to, in the words of those who fell into them."""
+
+    TRUNCATE = "Truncate to the largest common leader epoch and end offset, never to the high watermark."
+    TRUNCATE_FIRST = (
+        "Truncate before raising the high watermark; reconcile before the first fetch of an epoch."
+    )
+    FENCE = "Fence everything by leader epoch. A stale leader acknowledges nothing."
+    MAXIMAL_ISR = "The high watermark moves only on members of the maximal ISR in the same epoch."
+    EPOCH_START = "A follower enters the ISR only once it has reached the leader epoch's start."
+    STALE_HIGH_WATERMARK = (
+        "A new leader's high watermark may be stale: answer offset queries once it caught up."
+    )
+    UNCLEAN_RESTART = "A replica restarted without a clean-shutdown marker may not lead on its word alone."
+    CORRUPTION = (
+        "Corruption below the high watermark: the replica leaves the ISR and refetches; it never leads."
+    )
+    DISK_FULL = "Disk full is not a clean shutdown. An fsync error ends the process; it is never retried."
+    TWO_BROKERS = "Two live brokers with one id: the second is refused until the first is fenced."
+    DURABLE = "Durable before visible: nothing is acknowledged, counted or promised before it is synced."
+    QUORUM = "A quorum has one leader per epoch, and what it has committed stays."
+    REPEAT = "A repeat inside the window of five batches returns the original offset and success."
+    PRODUCER_STATE = "Producer state survives truncation, snapshot, restart and failover."
+    GROUP_READ = "Replaying a decision before it is committed must not show it to readers."
+    OWNER = "Hand a partition to its new owner only after the old one has let go or been fenced."

@@ -1,0 +1,31 @@
+"""The mutation score: every classic bug is switched on, and seeds are run until an invariant catches it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.simulation.mutation import Mutation
+from penstock.simulation.mutations_cluster import CONTROLLER_MUTATIONS, QUORUM_MUTATIONS
+from penstock.simulation.mutations_partition import PARTITION_MUTATIONS
+from penstock.simulation.run import run_seed
+
+MUTATIONS: tuple[Mutation, ...] = (*PARTITION_MUTATIONS, *QUORUM_MUTATIONS, *CONTROLLER_MUTATIONS)
+
+
+class Catch(NamedTuple):
+    """`invariant` is None when no seed caught the bug."""
+
+    mutation: Mutation
+    seeds: int
+    invariant: str | None
+    story: str = ""
+
+
+def hunt(mutation: Mutation, *, first_seed: int, seeds_max: int) -> Catch:
+    """Run seed after seed with the bug switched on until one of them fails."""
+    with mutation.switched_on():
+        for number in range(seeds_max):
+            outcome = run_seed(first_seed + number)
+            if outcome.invariant is not None:
+                return Catch(mutation, number + 1, outcome.invariant, outcome.story)
+    return Catch(mutation, seeds_max, None)
