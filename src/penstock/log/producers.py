@@ -10,6 +10,8 @@ from penstock.protocol.records import BatchHeader, decode_records
 
 #: Producers may have this many requests in flight, so this many of their batches can be repeated.
 WINDOW_BATCHES: Final = 5
+#: Producers whose refused batches are remembered; the oldest makes room.
+REFUSALS_MAX: Final = 1000
 
 _MARKER_KEY: Final = struct.Struct(">hh")  # version, type
 _MARKER_VALUE: Final = struct.Struct(">hi")  # version, coordinator epoch
@@ -24,6 +26,14 @@ class BatchTrace(NamedTuple):
     base_offset: int
     last_offset: int
     timestamp: int
+
+
+class Refusal(NamedTuple):
+    """The first batch of a producer that was turned away and has not come again."""
+
+    epoch: int
+    sequence: int
+    code: ErrorCode
 
 
 class ProducerState:
@@ -89,11 +99,12 @@ def trace_of(sequence: int, base_offset: int, last_delta: int, timestamp: int) -
 class Producers:
     """All producers of one partition. `check` decides, the others learn from what the log holds."""
 
-    __slots__ = ("expiry_ms", "states")
+    __slots__ = ("_refusals", "expiry_ms", "states")
 
     def __init__(self, expiry_ms: int) -> None:
         self.states: dict[int, ProducerState] = {}
         self.expiry_ms = expiry_ms
+        self._refusals: dict[int, Refusal] = {}
 
     def __len__(self) -> int:
         return len(self.states)
@@ -103,16 +114,23 @@ class Producers:
     ) -> BatchTrace | None:
         """The batch that this one repeats, or None when it may be appended. Raises ApiError otherwise.
 
-        A producer id that is not known, or no longer, is welcome at any sequence.
+        A producer id that is not known, or no longer, is welcome at any sequence. What was sent right behind a batch
+        that was turned away for a passing reason is turned away for the same reason: an error of sequence makes
+        clients start a new epoch, and repeat under it what may be in other partitions already.
         """
         state = self.states.get(producer_id)
         if state is None:
+            if self._refusals:
+                self._check_refusal(producer_id, epoch, sequence, None)
             return None
         if epoch != state.epoch:
+            if epoch > state.epoch:
+                self._check_refusal(producer_id, epoch, sequence, 0)
             _refuse_wrong_epoch(producer_id, epoch, sequence, state)
         elif sequence != state.next_sequence:
             repeated = state.repeat_of(sequence, advance_sequence(sequence, last_delta))
             if repeated is None:
+                self._check_refusal(producer_id, epoch, sequence, state.next_sequence)
                 raise ApiError(
                     ErrorCode.out_of_order_sequence_number,
                     f"producer {producer_id} sent sequence {sequence}, expected {state.next_sequence}",
@@ -121,6 +139,26 @@ class Producers:
         if state.txn_first_offset >= 0 and not transactional:
             raise ApiError(ErrorCode.invalid_txn_state, f"producer {producer_id} has a transaction open")
         return None
+
+    def refused(self, producer_id: int, epoch: int, sequence: int, code: ErrorCode) -> None:
+        """A batch was turned away before it was checked, and its producer will send it again."""
+        known = self._refusals.get(producer_id)
+        if known is not None and known.epoch == epoch:
+            return
+        if len(self._refusals) >= REFUSALS_MAX:
+            del self._refusals[next(iter(self._refusals))]
+        self._refusals[producer_id] = Refusal(epoch, sequence, code)
+
+    def _check_refusal(self, producer_id: int, epoch: int, sequence: int, expected: int | None) -> None:
+        """`expected` is None for a producer that nothing is known of."""
+        refusal = self._refusals.get(producer_id)
+        if refusal is None or refusal.epoch != epoch or refusal.sequence == sequence:
+            return
+        if expected is None or expected == refusal.sequence:
+            raise ApiError(
+                refusal.code,
+                f"producer {producer_id} has to repeat sequence {refusal.sequence} before {sequence}",
+            )
 
     def check_epoch(self, producer_id: int, epoch: int) -> None:
         """What coordinators' own batches are held to: they have no sequence."""
@@ -132,6 +170,8 @@ class Producers:
         self, producer_id: int, epoch: int, trace: BatchTrace, transactional: bool, seen_ms: int
     ) -> None:
         """A batch of data is in the log. `seen_ms` counts for idleness, as timestamps of records may lie."""
+        if self._refusals:
+            self._refusals.pop(producer_id, None)
         state = self.states.get(producer_id)
         if state is None:
             state = self.states[producer_id] = ProducerState(epoch)

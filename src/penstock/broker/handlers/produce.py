@@ -9,6 +9,7 @@ appended in order afterwards. Whoever asks a broker that does not lead is told t
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from penstock.protocol.produce import (
     encode_produce_response,
     parse_produce,
 )
-from penstock.protocol.records import HEADER_BYTES, TRANSACTIONAL
+from penstock.protocol.records import HEADER_BYTES, NO_PRODUCER_ID, TRANSACTIONAL
 
 if TYPE_CHECKING:
     from penstock.broker.partition import Partition
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
 _ACKS_ALL, _ACKS_NONE = -1, 0
 _LEGAL_ACKS = frozenset({-1, 0, 1})
 _ATTRIBUTES_LOW_BYTE = 22
+_PRODUCER = struct.Struct(">qhi")  # id, epoch, sequence
+_PRODUCER_AT = 43
+#: Refusals that producers answer with the same batch again.
+_PASSING = frozenset(
+    {ErrorCode.not_enough_replicas, ErrorCode.not_leader_or_follower, ErrorCode.kafka_storage_error}
+)
 
 Results = list[PartitionResult]
 
@@ -51,8 +58,8 @@ def handle(
         topics.append((name, results))
         found = partitions_of.get(name)
         for index, records in parts:
+            partition = None if found is None else found.get(index)
             try:
-                partition = None if found is None else found.get(index)
                 if partition is None:
                     raise _absent(ctx, name, index)
                 _check_writable(partition, records, acks)
@@ -63,6 +70,8 @@ def handle(
                     continue
                 appended = partition.append(records, now_ms)
             except ApiError as error:
+                if partition is not None and records is not None and error.code in _PASSING:
+                    _remember_refusal(partition, records, error.code)
                 results.append(_refused(ctx, name, index, error))
                 continue
             results.append(
@@ -105,6 +114,14 @@ def _check_writable(partition: Partition, records: memoryview | None, acks: int)
             )
     elif acks not in _LEGAL_ACKS:
         raise ApiError(ErrorCode.invalid_required_acks, f"acks={acks} is none of -1, 0 and 1")
+
+
+def _remember_refusal(partition: Partition, records: memoryview, code: ErrorCode) -> None:
+    """So that what the same producer has sent right behind it is not taken for a gap when the reason has passed."""
+    if len(records) >= HEADER_BYTES:
+        producer_id, epoch, sequence = _PRODUCER.unpack_from(records, _PRODUCER_AT)
+        if producer_id != NO_PRODUCER_ID:
+            partition.log.producers.refused(producer_id, epoch, sequence, code)
 
 
 def _refused(ctx: RequestContext, topic: bytes, index: int, error: ApiError) -> PartitionResult:

@@ -1,0 +1,78 @@
+"""What a producer sends right behind a batch that was turned away is turned away too, not called out of order."""
+
+import pytest
+from tests.unit.log.helpers import append, open_log
+
+from penstock.log.producers import REFUSALS_MAX, Producers
+from penstock.protocol.errors import ApiError, ErrorCode
+
+NOT_NOW = ErrorCode.not_enough_replicas
+OUT_OF_ORDER = ErrorCode.out_of_order_sequence_number
+
+
+@pytest.fixture
+def log(tmp_path):
+    return open_log(tmp_path / "t-0")
+
+
+def code_of(log, producer):
+    with pytest.raises(ApiError) as raised:
+        append(log, b"x", producer=producer)
+    return raised.value.code
+
+
+def test_the_next_batches_wait_for_the_refused_one(log):
+    append(log, b"x", producer=(1, 0, 0))
+    log.producers.refused(1, 0, 1, NOT_NOW)
+    assert code_of(log, (1, 0, 2)) is NOT_NOW
+    assert code_of(log, (1, 0, 3)) is NOT_NOW
+    for sequence in (1, 2, 3):
+        append(log, b"x", producer=(1, 0, sequence))
+    assert log.end_offset == 4
+
+
+def test_a_batch_refused_again_is_still_the_first(log):
+    append(log, b"x", producer=(1, 0, 0))
+    for sequence in (1, 2, 1):
+        log.producers.refused(1, 0, sequence, NOT_NOW)
+    assert code_of(log, (1, 0, 2)) is NOT_NOW
+    append(log, b"x", producer=(1, 0, 1))
+
+
+def test_the_first_batch_of_all_comes_first(log):
+    log.producers.refused(1, 0, 0, NOT_NOW)
+    assert code_of(log, (1, 0, 1)) is NOT_NOW
+    append(log, b"x", producer=(1, 0, 0))
+
+
+def test_the_first_batch_of_an_epoch_comes_first(log):
+    append(log, b"x", producer=(1, 0, 0))
+    log.producers.refused(1, 1, 0, NOT_NOW)
+    assert code_of(log, (1, 1, 1)) is NOT_NOW
+    append(log, b"x", producer=(1, 1, 0))
+
+
+def test_other_gaps_are_out_of_order_as_ever(log):
+    for producer in (1, 2):
+        append(log, b"x", producer=(producer, 0, 0))
+    log.producers.refused(1, 0, 1, NOT_NOW)
+    assert code_of(log, (2, 0, 2)) is OUT_OF_ORDER
+    append(log, b"x", producer=(1, 0, 1))
+    assert code_of(log, (1, 0, 3)) is OUT_OF_ORDER
+    log.producers.refused(1, 0, 5, NOT_NOW)
+    assert code_of(log, (1, 0, 6)) is OUT_OF_ORDER
+
+
+def test_a_refusal_of_an_earlier_epoch_explains_nothing(log):
+    append(log, b"x", producer=(1, 0, 0))
+    log.producers.refused(1, 0, 1, NOT_NOW)
+    assert code_of(log, (1, 1, 2)) is OUT_OF_ORDER
+
+
+def test_what_is_remembered_is_bounded():
+    producers = Producers(expiry_ms=1000)
+    for producer_id in range(REFUSALS_MAX + 1):
+        producers.refused(producer_id, 0, 0, NOT_NOW)
+    assert producers.check(0, 0, 5, 0, False) is None
+    with pytest.raises(ApiError):
+        producers.check(REFUSALS_MAX, 0, 5, 0, False)
