@@ -332,7 +332,9 @@ class Driver:
         """Once, not with every attempt."""
         if self._refusal is not error.code:
             self._refusal = error.code
-            logger.warning("quorum request refused", extra={"by": str(where), "reason": error.code.name})
+            # A peer that still looks for its cluster is nothing to worry about.
+            level = logging.INFO if error.code is ErrorCode.unknown_topic_or_partition else logging.WARNING
+            logger.log(level, "quorum request refused", extra={"by": str(where), "reason": error.code.name})
 
     def _next_bootstrap_server(self) -> tuple[str, int] | None:
         servers = bootstrap_servers(self._node)
