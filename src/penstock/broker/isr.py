@@ -150,24 +150,15 @@ class IsrChanges:
 
 
 def _take_answer(change: Change, answer: Any) -> None:
-    """None: nobody knows what has become of it."""
-    leading, proposal = change.leading, change.proposal
-    rules, isr_before = leading.rules, leading.rules.isr
-    error = ErrorCode.request_timed_out if answer is None else answer.error_code
-    if error is ErrorCode.none:
-        leading.isr_committed(tuple(answer.isr), answer.partition_epoch)
-        _report(change, isr_before)
+    """None: nobody knows what has become of it.
+
+    What was done is taken from the image, which also has the min.insync.replicas that it was decided under.
+    """
+    rules, proposal = change.leading.rules, change.proposal
     if rules.partition_epoch != proposal.partition_epoch:
-        return  # it is settled, by this answer or by the image before it
-    if error is ErrorCode.none or error in _DECLINED:
+        return  # the image has told already
+    error = ErrorCode.request_timed_out if answer is None else answer.error_code
+    if error in _DECLINED or (error is ErrorCode.none and answer.partition_epoch == proposal.partition_epoch):
         rules.isr_declined()
     else:
-        rules.isr_refused(final=error in _OUTDATED)
-
-
-def _report(change: Change, before: Iterable[int]) -> None:
-    after = change.leading.rules.isr
-    if after != before:
-        partition = f"{change.partition.topic}-{change.partition.index}"
-        extra = {"partition": partition, "from": sorted(before), "to": sorted(after)}
-        logger.info("in-sync set changed", extra=extra)
+        rules.isr_refused(final=error is ErrorCode.none or error in _OUTDATED)

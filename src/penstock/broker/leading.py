@@ -67,7 +67,7 @@ class Leading:
             high_watermark=partition.high.offset,
             local_offset=partition.durable_offset,
             lag_ms_max=lag_ms_max,
-            isr_min=partition.min_insync_replicas,
+            isr_min=partition.isr_needed,
             now_ms=monotonic_ms(),
         )
 
@@ -101,7 +101,8 @@ class Leading:
         """The image tells of another in-sync set or other replicas under the same leader epoch."""
         self.is_recovering = state.leader_recovering
         self.isr_committed(state.isr, state.partition_epoch)
-        self._follow_rules(self.rules.reconfigured(replicas=state.replicas))
+        isr_min = self._partition.isr_needed
+        self._follow_rules(self.rules.reconfigured(replicas=state.replicas, isr_min=isr_min))
 
     def configured(self, isr_min: int) -> None:
         self._follow_rules(self.rules.reconfigured(isr_min=isr_min))
@@ -120,7 +121,8 @@ class Leading:
     def isr_committed(self, isr: tuple[int, ...], partition_epoch: int) -> None:
         before = self.rules.isr
         moved = self.rules.isr_committed(isr, partition_epoch)
-        self._partition.in_sync_changed(before, self.rules.isr)
+        if before != self.rules.isr:
+            self._partition.in_sync_changed(before, self.rules.isr)
         self._follow_rules(moved)
 
     # -- the high watermark --------------------------------------------------------------------------

@@ -364,6 +364,8 @@ class Node:
 
     def image_changed(self, delta: ImageDelta) -> None:
         """Called once the new image can be seen."""
+        if delta.brokers_changed and "fetchers" in self.__dict__:
+            self.fetchers.brokers_changed(delta.brokers_changed)
         self.groups.image_changed(delta)
 
 

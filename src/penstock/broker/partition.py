@@ -8,6 +8,7 @@ high watermark is what it has itself. With followers, `leading` decides.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -18,6 +19,7 @@ from uuid import UUID
 
 from penstock.broker.flusher import Flusher
 from penstock.broker.metrics import Metrics
+from penstock.cluster.guarantees import capped_isr_min, effective_isr_min
 from penstock.cluster.names import is_internal
 from penstock.cluster.records import NO_LEADER
 from penstock.log.positions import LogPosition
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.broker.leading import FollowerWaiter, Leading
     from penstock.cluster.state import PartitionState
     from penstock.log.log import Appended, Log
+
+logger = logging.getLogger("penstock.replication")
 
 #: More than any reader waits for.
 _WAKE_ALL: Final = 1 << 62
@@ -54,6 +58,7 @@ class Partition:
         "_retired",
         "_sync_waiters",
         "_waiting_since",
+        "adding_count",
         "codec",
         "epoch_start_offset",
         "followers",
@@ -106,6 +111,7 @@ class Partition:
         self.replicas: tuple[int, ...] = ()
         self.isr_size = 0
         self.min_insync_replicas = self.isr_needed = min_insync_replicas
+        self.adding_count = 0
         self.leading: Leading | None = None
         self.traffic = metrics.traffic(topic)
         # After recovery everything that is left is on disk: the log was read back from it.
@@ -199,9 +205,9 @@ class Partition:
 
     def set_min_insync_replicas(self, count: int) -> None:
         self.min_insync_replicas = count
-        self.isr_needed = min(count, max(len(self.replicas), 1))
+        self.isr_needed = capped_isr_min(count, len(self.replicas), self.adding_count)
         if self.leading is not None:
-            self.leading.configured(count)
+            self.leading.configured(self.isr_needed)
 
     @property
     def is_retired(self) -> bool:
@@ -247,7 +253,8 @@ class Partition:
         self.is_leader = role is Role.LEADER
         self.leader_id, self.leader_epoch = state.leader, state.leader_epoch
         self.replicas, self.isr_size = state.replicas, len(state.isr)
-        self.isr_needed = min(self.min_insync_replicas, len(state.replicas))
+        self.adding_count = len(state.adding_replicas)
+        self.isr_needed = effective_isr_min(self.min_insync_replicas, state)
         self.is_being_moved_here = local_id in state.adding_replicas
 
     def in_sync_changed(self, before: frozenset[int], after: frozenset[int]) -> None:
@@ -255,6 +262,8 @@ class Partition:
         self.isr_size = len(after)
         self._metrics.isr_shrinks += not before <= after
         self._metrics.isr_expands += not after <= before
+        extra = {"partition": f"{self.topic}-{self.index}", "from": sorted(before), "to": sorted(after)}
+        logger.info("in-sync set changed", extra=extra)
 
     def check_leader(self, leader_epoch: int = -1) -> None:
         """Raises ApiError: this node does not lead, or not in the epoch that was asked for."""

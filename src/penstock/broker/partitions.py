@@ -80,6 +80,9 @@ class PartitionTable:
         """
         for topic in delta.topics_deleted:
             await self._drop(topic)
+        # Before the in-sync sets: a set that was decided under a higher minimum must not be counted under a lower one.
+        for resource in delta.configs_changed:
+            self._reconfigure(image, resource.type, resource.name)
         wanted: dict[Key, TopicState] = {}
         for name, index in delta.partitions_changed:
             topic = image.topics[name]
@@ -92,8 +95,6 @@ class PartitionTable:
             else:
                 await self._take_role(partition, state)
         await self._open(wanted, image)
-        for resource in delta.configs_changed:
-            self._reconfigure(image, resource.type, resource.name)
 
     async def _take_role(self, partition: Partition, state: PartitionState) -> None:
         node, was_following = self._node, partition.role is Role.FOLLOWER

@@ -207,8 +207,8 @@ class LeaderRules:
     def isr_refused(self, *, final: bool) -> None:
         """Not final: nobody knows whether it was done (no answer, no controller); it is asked again.
 
-        Final: the controller knows another state than we do (fenced, stale partition epoch). Ours may be what made
-        it so, hence the proposed members count until the image has told.
+        Final: the controller knows another state than we do: the one asked for, or one that fences us (stale epochs).
+        The proposed members count until the image has told.
         """
         self._in_flight = False
         if final:
