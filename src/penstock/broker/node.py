@@ -36,10 +36,12 @@ from penstock.broker.server import Server
 from penstock.broker.settings import Settings
 from penstock.cluster.delta import ImageDelta
 from penstock.cluster.image import ClusterImage
+from penstock.cluster.serde import UnreadableRecord
 from penstock.log.identity import WrongOwner
 from penstock.log.recovery import CorruptLog
 from penstock.log.store import LogStore, StoreLocked
 from penstock.protocol.compression import Codec
+from penstock.raft.core import HistoryLost
 
 if TYPE_CHECKING:
     from penstock.broker.connection import Connection
@@ -196,7 +198,7 @@ class Node:
         try:
             await self.quorum.start()
             await self.metadata.caught_up()
-        except (QuorumFailed, WrongOwner) as error:
+        except (QuorumFailed, WrongOwner, HistoryLost, DamagedSnapshot, UnreadableRecord) as error:
             raise StartFailed(f"{self.settings.data_dir}: {error}") from None
         if not self.settings.is_broker:
             await self.metadata.follow(self.metadata.applied_offset)
