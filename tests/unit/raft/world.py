@@ -352,7 +352,7 @@ class RandomWorld(World):
         return self.random.randint(1, self.delay_ms_max * (20 if slow else 1))
 
     def sync_ms(self) -> int:
-        return self.random.choice((0, 1, 3, 10, 60))
+        return self.random.choice((0, 1, 3, 10, 60, 150))
 
     def entries_max(self) -> int:
         return self.random.choice((1, 2, 1000))
