@@ -7,7 +7,7 @@ DATA ?= data
 LISTEN ?= localhost:9092
 HTTP ?= localhost:9644
 
-.PHONY: setup up test lint bench fuzz chaos clean
+.PHONY: setup up test lint bench fuzz chaos simulate clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,10 @@ fuzz: setup
 
 chaos: setup
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+# As long as you like: make simulate ARGS="--seeds 0 --minutes 60", ARGS="--mutations" or ARGS="--world sized"
+simulate: setup
+	$(BIN)/python -m penstock.simulation $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

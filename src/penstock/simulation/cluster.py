@@ -125,6 +125,7 @@ class Cluster:
         self.network.silent.discard(machine.id)
         machine.node = node = Node(self, machine)
         self.network.processes[machine.id] = node
+        self.invariants.started(node)
         self.world.note("starts", machine.id)
         node.start()
 

@@ -289,7 +289,7 @@ class Faults:
         batch = log.batches[self.world.draw(len(log.batches))]
         self.world.note("FAULT bit flip", machine.id, key, batch)
         log.damaged[batch.base_offset] = None
-        self.cluster.invariants.excuse(key, machine.id)
+        self.cluster.invariants.excuse(key, machine.id, is_damaged=True)
         return True
 
     def replace_disk(self) -> bool:
@@ -297,6 +297,7 @@ class Faults:
         if machine is None or not self._can_spare(machine):
             return False
         self.world.note("FAULT disk lost", machine.id)
+        self.workload.keeps_voters |= machine.is_controller
         self.cluster.lose_disk(machine)
         self._later(5, 300, self.cluster.start, machine)
         return True
@@ -310,7 +311,7 @@ class Faults:
         if not machine.is_controller:
             return True
         active = self.cluster.active_controller()
-        if active is None:
+        if active is None or self.workload.counts["voter changes asked"]:
             return False
         voters = active.quorum.core.voters.latest
         return len(voters) >= 3 and all(key == self.cluster.replica_key(key.id) for key in voters.keys)

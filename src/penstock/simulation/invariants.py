@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from penstock.cluster.decision import UncleanElection
 from penstock.cluster.delta import ImageDelta
@@ -27,9 +28,10 @@ class Invariants:
         #: The newest committed image, and its offset.
         self.image = ClusterImage()
         self.image_offset = 0
-        #: Copies that a fault has taken or damaged, with the broker epoch of that time. Nobody can know of it
-        #: before the broker registers again or finds the damage.
+        #: Copies that a fault has taken, with the time of that. Nobody can know of it before the broker, started
+        #: anew, registers; of mere damage (-1), before somebody reads it.
         self.excused: dict[tuple[Key, int], int] = {}
+        self._started: dict[UUID, int] = {}
         self.records_lost_uncleanly = 0
         self._raft_leaders: dict[int, tuple[int, Any]] = {}
         self._partition_leaders: dict[tuple[Key, int], tuple[int, Any]] = {}
@@ -285,9 +287,14 @@ class Invariants:
 
     # --- inside ---
 
-    def excuse(self, key: Key, broker: int) -> None:
-        known = self.image.brokers.get(broker)
-        self.excused[key, broker] = -1 if known is None else known.epoch
+    def started(self, node: Node) -> None:
+        self._started[node.incarnation] = self.cluster.world.now_ms
+
+    def excuse(self, key: Key, broker: int, *, is_damaged: bool = False) -> None:
+        if not is_damaged:
+            self.excused[key, broker] = self.cluster.world.now_ms
+        else:
+            self.excused.setdefault((key, broker), -1)
 
     def _is_excused(self, key: Key, broker: int) -> bool:
         """Until it is in sync again after it was found out."""
@@ -295,7 +302,8 @@ class Invariants:
         if since is None:
             return False
         log = self.cluster.machines[broker].disk.logs.get(key)
-        is_found_out = self.image.brokers[broker].epoch > since and log is not None and not log.damaged
+        started_ms = self._started.get(self.image.brokers[broker].incarnation, -1)
+        is_found_out = started_ms >= since and log is not None and not log.damaged
         if is_found_out:
             del self.excused[key, broker]
         return not is_found_out

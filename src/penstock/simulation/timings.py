@@ -24,11 +24,17 @@ class WorldTimings(NamedTuple):
 SMALL = WorldTimings()
 #: The defaults of the product, for a world that measures fail-over as a user would see it.
 DEFAULT = WorldTimings(
-    raft=Timings(),
+    raft=Timings(
+        election_timeout_ms=1_000,
+        fetch_timeout_ms=1_500,
+        backoff_max_ms=1_000,
+        fetch_wait_ms=500,
+        retry_ms=50,
+    ),
     request_ms=2_000,
-    heartbeat_ms=2_000,
-    session_ms=9_000,
-    lag_ms_max=30_000,
+    heartbeat_ms=500,
+    session_ms=3_000,
+    lag_ms_max=10_000,
     fetch_wait_ms=500,
     care_ms=500,
     checkpoint_ms=5_000,

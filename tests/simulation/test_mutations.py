@@ -1,0 +1,35 @@
+"""The mutation score: every classic bug that can be switched on is caught within a bounded number of seeds."""
+
+import os
+
+import pytest
+
+from penstock.simulation.campaign import hunts
+from penstock.simulation.mutation import Traps
+from penstock.simulation.mutations import MUTATIONS
+from penstock.simulation.run import run_seed
+
+#: The unmutated code is clean over these same seeds: see test_seeds.
+SEEDS_MAX = 800
+
+
+@pytest.mark.timeout(900)
+def test_every_bug_is_caught() -> None:
+    names = [mutation.name for mutation in MUTATIONS]
+    workers = min(2, os.cpu_count() or 1)
+    caught = list(hunts(names, first_seed=0, seeds_max=SEEDS_MAX, workers=workers))
+    assert [catch.mutation.name for catch in caught if catch.invariant is None] == []
+
+
+def test_every_trap_has_a_bug() -> None:
+    traps = {value for name, value in vars(Traps).items() if name.isupper()}
+    assert traps == {mutation.trap for mutation in MUTATIONS}
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 20
+
+
+def test_a_bug_is_switched_off_again() -> None:
+    before = run_seed(3).digest
+    for mutation in MUTATIONS:
+        with mutation.switched_on():
+            pass
+    assert run_seed(3).digest == before

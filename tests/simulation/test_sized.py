@@ -1,0 +1,22 @@
+"""The sized cluster of the requirements, through broker and rack failures."""
+
+import json
+
+import pytest
+
+from penstock.simulation.sized import run_sized
+
+
+@pytest.mark.timeout(600)
+def test_ninety_brokers_lose_a_broker_and_a_rack() -> None:
+    report = run_sized(0)
+    assert (report.brokers, report.racks, report.partitions) == (90, 9, 200)
+    assert report.acknowledged > 200
+    rack = report.fail_overs[-1]
+    assert (rack.what, rack.brokers) == ("one rack", 10)
+    assert rack.partitions >= 15
+    for fail_over in report.fail_overs:
+        # Simulated: the session timeout, and what a client's own timeout adds to it.
+        assert report.session_ms // 2 < fail_over.median_ms <= fail_over.max_ms < 5_000
+    assert json.loads(report.as_json())["fail_overs"][0]["partitions"] > 0
+    assert len(report.lines()) == 4
