@@ -112,6 +112,8 @@ class PartitionTable:
         lag_ms_max = self._node.settings.integer("replica.lag.time.max.ms")
         try:
             partition.lead(state, local_id=self._node.node_id, lag_ms_max=lag_ms_max)
+            if partition.leading is not None:
+                self._node.isr.wake(partition)  # from now on somebody looks after who is in sync
         except ApiError as error:
             partition.follow(replace(state, leader=NO_LEADER), local_id=self._node.node_id)
             self.unreadable(partition, error)

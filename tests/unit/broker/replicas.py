@@ -161,7 +161,7 @@ class Broker:
         settings = {"penstock.flush": "never", "min.insync.replicas": str(min_isr)}
         settings |= state.pop("configs", {})
         await self.apply(
-            TopicRecord(name=topic, topic_id=state.pop("topic_id", TOPIC_ID)),
+            TopicRecord(name=topic, topic_id=state.setdefault("topic_id", TOPIC_ID)),
             *configs(topic, settings),
             *(_partition(index, leader, state) for index in range(partitions)),
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from tests.unit.broker.raw_client import until
@@ -193,3 +194,12 @@ async def test_what_the_controller_declines_is_dropped(
     monkeypatch.setattr("penstock.broker.isr.monotonic_ms", lambda: later)
     await _look(broker)
     assert (write.is_done, len(broker.controller.requests)) == (True, 1), "it is not waited for"
+
+
+async def test_who_leads_followers_is_looked_after_before_any_of_them_asks(broker: Broker) -> None:
+    woken: list[object] = []
+    broker.isr.wake = woken.append  # type: ignore[method-assign, assignment]
+    await broker.create("alone", replicas=(ME,), topic_id=UUID(int=5))
+    assert not woken, "a node alone has nothing to look after"
+    await broker.create()
+    assert woken == [broker.partition()]
