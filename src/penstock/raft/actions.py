@@ -12,7 +12,7 @@ The contract of whoever carries it out:
   followed by `appended`.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.raft.messages import FetchReply, FetchSnapshotReply, FetchSnapshotRequest, Reply, Request
 from penstock.raft.values import ControlRecord, Election, OffsetAndEpoch
@@ -21,49 +21,48 @@ from penstock.raft.values import ControlRecord, Election, OffsetAndEpoch
 Token = object
 
 
-@dataclass(frozen=True, slots=True)
-class SaveElection:
+class SaveElection(NamedTuple):
     election: Election
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Send:
-    """To a voter or leader by its id; to None: to any bootstrap server, in rotation."""
+    """To a voter or leader by its id; to None: to any bootstrap server, in rotation. Two alike are still two."""
 
-    to: int | None
-    request: Request
+    __slots__ = ("request", "to")
+
+    def __init__(self, to: int | None, request: Request) -> None:
+        self.to = to
+        self.request = request
+
+    def __repr__(self) -> str:
+        return f"Send(to={self.to}, request={self.request})"
 
 
-@dataclass(frozen=True, slots=True)
-class Truncate:
+class Truncate(NamedTuple):
     """The log shall end at `offset`."""
 
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class AppendRecords:
+class AppendRecords(NamedTuple):
     """Append what the leader sent, at the log's end, and sync it in the background."""
 
     records: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class AppendControl:
+class AppendControl(NamedTuple):
     """Append these as one control batch of the current epoch; it must land at `offset`, the log's end."""
 
     records: tuple[ControlRecord, ...]
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     token: Token
     reply: Reply
 
 
-@dataclass(frozen=True, slots=True)
-class Serve:
+class Serve(NamedTuple):
     """Read whole batches from `offset` on, put them into the reply's records, and answer with it."""
 
     token: Token
@@ -71,8 +70,7 @@ class Serve:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServeSnapshot:
+class ServeSnapshot(NamedTuple):
     """Read the part that was asked for into the reply's size and data, or answer SNAPSHOT_NOT_FOUND."""
 
     token: Token
@@ -80,8 +78,7 @@ class ServeSnapshot:
     reply: FetchSnapshotReply
 
 
-@dataclass(frozen=True, slots=True)
-class WriteSnapshot:
+class WriteSnapshot(NamedTuple):
     """Position 0 begins a new file, and throws an unfinished one away."""
 
     id: OffsetAndEpoch
@@ -89,22 +86,19 @@ class WriteSnapshot:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class InstallSnapshot:
+class InstallSnapshot(NamedTuple):
     """The whole of it is there: it takes the log's place, which goes on empty from its end."""
 
     id: OffsetAndEpoch
 
 
-@dataclass(frozen=True, slots=True)
-class HighWatermark:
+class HighWatermark(NamedTuple):
     """Everything below `offset` is committed."""
 
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderChanged:
+class LeaderChanged(NamedTuple):
     """-1: nobody is known to lead."""
 
     leader_id: int

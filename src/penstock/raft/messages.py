@@ -1,13 +1,12 @@
 """What the members of a quorum say to each other, free of any wire version. Inert values."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.protocol.errors import ErrorCode
 from penstock.raft.values import NOBODY, UNKNOWN_OFFSET, Address, OffsetAndEpoch, ReplicaKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VoteRequest:
+class VoteRequest(NamedTuple):
     """`epoch` is the one stood for; in a pre-vote, which binds nobody, the one that the asker is in."""
 
     epoch: int
@@ -17,16 +16,14 @@ class VoteRequest:
     pre_vote: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeginEpochRequest:
+class BeginEpochRequest(NamedTuple):
     epoch: int
     leader_id: int
     voter: ReplicaKey
     addresses: tuple[Address, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndEpochRequest:
+class EndEpochRequest(NamedTuple):
     """The leader steps down; the successors are those furthest ahead, best first."""
 
     epoch: int
@@ -34,56 +31,50 @@ class EndEpochRequest:
     successors: tuple[ReplicaKey, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchRequest:
+class FetchRequest(NamedTuple):
     """Asks for records, and says by its offset what this replica will not lose."""
 
     epoch: int
     replica: ReplicaKey
     offset: int
     last_epoch: int
+    max_wait_ms: int
     #: What the follower knows, -1 when it knows none: a leader that knows better answers at once.
     high_watermark: int = UNKNOWN_OFFSET
-    max_wait_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchSnapshotRequest:
+class FetchSnapshotRequest(NamedTuple):
     epoch: int
     replica: ReplicaKey
     id: OffsetAndEpoch
     position: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VoteReply:
-    error: ErrorCode = ErrorCode.none
+class VoteReply(NamedTuple):
     epoch: int
+    error: ErrorCode = ErrorCode.none
     leader_id: int = NOBODY
     leader_addresses: tuple[Address, ...] = ()
     granted: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeginEpochReply:
-    error: ErrorCode = ErrorCode.none
+class BeginEpochReply(NamedTuple):
     epoch: int
+    error: ErrorCode = ErrorCode.none
     leader_id: int = NOBODY
     leader_addresses: tuple[Address, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndEpochReply:
-    error: ErrorCode = ErrorCode.none
+class EndEpochReply(NamedTuple):
     epoch: int
+    error: ErrorCode = ErrorCode.none
     leader_id: int = NOBODY
     leader_addresses: tuple[Address, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchReply:
-    error: ErrorCode = ErrorCode.none
+class FetchReply(NamedTuple):
     epoch: int
+    error: ErrorCode = ErrorCode.none
     leader_id: int = NOBODY
     leader_addresses: tuple[Address, ...] = ()
     high_watermark: int = UNKNOWN_OFFSET
@@ -95,20 +86,18 @@ class FetchReply:
     records: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchSnapshotReply:
-    error: ErrorCode = ErrorCode.none
+class FetchSnapshotReply(NamedTuple):
     epoch: int
+    id: OffsetAndEpoch
+    error: ErrorCode = ErrorCode.none
     leader_id: int = NOBODY
     leader_addresses: tuple[Address, ...] = ()
-    id: OffsetAndEpoch
     size: int = 0
     position: int = 0
     data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VoterReply:
+class VoterReply(NamedTuple):
     """The answer to a voter change."""
 
     error: ErrorCode = ErrorCode.none

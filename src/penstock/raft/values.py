@@ -1,7 +1,6 @@
 """The words of the quorum: replicas, voters, elections, control records and the times to wait."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -160,8 +159,7 @@ class VoterHistory:
         return next((voters for at, voters in reversed(self._entries) if at < offset), VoterSet())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderChange:
+class LeaderChange(NamedTuple):
     """The first record of every epoch."""
 
     leader_id: int
@@ -169,21 +167,18 @@ class LeaderChange:
     granting: tuple[ReplicaKey, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KRaftVersion:
+class KRaftVersion(NamedTuple):
     version: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Voters:
+class Voters(NamedTuple):
     voters: VoterSet
 
 
 ControlRecord = LeaderChange | KRaftVersion | Voters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaView:
+class ReplicaView(NamedTuple):
     """How far a replica has come, as its leader sees it; -1 where that is not known."""
 
     key: ReplicaKey
@@ -192,11 +187,10 @@ class ReplicaView:
     last_caught_up_ms: int = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuorumView:
+class QuorumView(NamedTuple):
     leader_id: int
     epoch: int
     high_watermark: int
     voters: tuple[ReplicaView, ...]
-    observers: tuple[ReplicaView, ...] = ()
+    observers: tuple[ReplicaView, ...]
     voter_set: VoterSet

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.protocol.errors import ErrorCode
@@ -253,7 +252,7 @@ class Quorum:
 
     def _served(self, reply: FetchReply, offset: int) -> FetchReply:
         batches = self.log.read(offset, self.log.end_offset, self.node.cluster.served_batches_max)
-        return replace(reply, records=cast("bytes", tuple(batches)))
+        return reply._replace(records=cast("bytes", tuple(batches)))
 
     # --- snapshots ---
 
@@ -261,10 +260,10 @@ class Quorum:
         self, request: FetchSnapshotRequest, reply: FetchSnapshotReply
     ) -> FetchSnapshotReply:
         if self.snapshot is None or self.snapshot.id != request.id:
-            return replace(reply, error=ErrorCode.snapshot_not_found)
+            return reply._replace(error=ErrorCode.snapshot_not_found)
         items = self.snapshot.items
         part = items[request.position : request.position + _SERVED_SNAPSHOT_ITEMS]
-        return replace(reply, size=len(items), position=request.position, data=cast("bytes", part))
+        return reply._replace(size=len(items), position=request.position, data=cast("bytes", part))
 
     def _write_snapshot(self, position: int, data: tuple[Any, ...]) -> None:
         if position == 0:

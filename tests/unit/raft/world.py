@@ -10,7 +10,6 @@ import heapq
 import pickle
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from uuid import UUID
 
@@ -134,7 +133,7 @@ class Member:
                 self.world.reply(token, reply)
             case act.Serve(token, reply, offset):
                 records = self.log.read(offset, self.world.entries_max())
-                self.world.reply(token, replace(reply, records=records))
+                self.world.reply(token, reply._replace(records=records))
             case act.Truncate(offset):
                 self.log.truncate(offset)
                 self.call(node.appended)
@@ -155,10 +154,10 @@ class Member:
             case act.ServeSnapshot(token, request, reply):
                 data = self.log.read_snapshot(request.id)
                 if data is None:
-                    self.world.reply(token, replace(reply, error=ErrorCode.snapshot_not_found))
+                    self.world.reply(token, reply._replace(error=ErrorCode.snapshot_not_found))
                 else:
                     piece = data[request.position : request.position + 400]
-                    self.world.reply(token, replace(reply, size=len(data), data=piece))
+                    self.world.reply(token, reply._replace(size=len(data), data=piece))
             case act.WriteSnapshot(_, position, data):
                 self.pieces = self.pieces[:position] + data
             case act.InstallSnapshot(id):

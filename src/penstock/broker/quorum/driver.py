@@ -7,7 +7,6 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -357,8 +356,8 @@ class Driver:
                 piece = await self._node.in_thread(log.read, offset, SERVED_BYTES_MAX, log.end)
         except ApiError as error:
             logger.error("metadata cannot be read", extra={"offset": offset, "reason": str(error)})
-            return replace(reply, error=error.code)
-        return replace(reply, records=bytes(piece.data))
+            return reply._replace(error=error.code)
+        return reply._replace(records=bytes(piece.data))
 
     async def _serve_snapshot(self, action: work.ServeSnapshot) -> None:
         id, position = action.request.id, action.request.position
@@ -366,9 +365,9 @@ class Driver:
             size, data = await self._node.in_thread(
                 snapshots.read_piece, self.log.directory, id, position, SNAPSHOT_PIECE_BYTES_MAX
             )
-            reply = replace(action.reply, size=size, position=position, data=data)
+            reply = action.reply._replace(size=size, position=position, data=data)
         except OSError:
-            reply = replace(action.reply, error=ErrorCode.snapshot_not_found)
+            reply = action.reply._replace(error=ErrorCode.snapshot_not_found)
         _answer(action.token, reply)
 
     async def _install(self, id: OffsetAndEpoch) -> None:
