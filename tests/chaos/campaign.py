@@ -109,7 +109,8 @@ class Campaign:
             self._proxy.close()
             self._history.close()
         self._result.verdict = checker.check(read(self._history.path), weak_topics=[WEAK])
-        self._result.notes.update(self._progress.troubles)
+        self._result.upkeep, self._result.bytes_lost = self._upkeep.done, self._faults.bytes_lost
+        self._result.notes.update(self._progress.troubles + self._upkeep.notes)
         self._result.duration_s = time.monotonic() - began
         return self._result
 
@@ -162,8 +163,6 @@ class Campaign:
         self._upkeep.finish()
         if self._plan.reassign:
             self._upkeep.restore()
-        self._result.upkeep, self._result.bytes_lost = self._upkeep.done, self._faults.bytes_lost
-        self._result.notes.update(self._upkeep.notes)
 
     def _strike(self, kind: str) -> None:
         shape, targets = self._faults.choose(kind)
