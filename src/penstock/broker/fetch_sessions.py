@@ -44,7 +44,8 @@ class Wanted:
 
     __slots__ = (
         "counted_epoch", "high_watermark", "is_uncounted", "key", "last_fetched_epoch", "last_stable_offset",
-        "leader_epoch", "log_start_offset", "max_bytes", "offset", "partition", "session", "told_error",
+        "leader_epoch", "log_start_offset", "max_bytes", "offset", "partition", "session", "start_offset",
+        "told_error",
     )  # fmt: skip
 
     def __init__(self, key: Key, asked: FetchPartition, session: Session | None = None) -> None:
@@ -57,6 +58,7 @@ class Wanted:
 
     def ask(self, asked: FetchPartition) -> None:
         self.offset = asked.offset
+        self.start_offset = asked.log_start_offset  # of a follower's log
         self.max_bytes = asked.max_bytes
         self.leader_epoch = asked.leader_epoch
         self.last_fetched_epoch = asked.last_fetched_epoch
@@ -97,7 +99,9 @@ class Wanted:
             return None
         from penstock.broker.leading import Standing
 
-        return Standing(session.replica_id, self.offset, session.replica_epoch, session.heard_ms)
+        return Standing(
+            session.replica_id, self.offset, session.replica_epoch, session.heard_ms, self.start_offset
+        )
 
 
 class Session:

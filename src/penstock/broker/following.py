@@ -177,7 +177,12 @@ class Following:
                     return self._finish(actions[place + 1 :], outcome)
             else:
                 outcome = self._carry_out(action, outcome)
-        return outcome
+        return self._or_told_start(asked, outcome)
+
+    def _or_told_start(self, asked: FetchPosition, outcome: Outcome) -> Outcome:
+        """Where the log starts is news to the leader, which may keep somebody waiting for it."""
+        is_news = outcome is Outcome.SAME and asked.log_start != self.partition.log.start_offset
+        return Outcome.MOVED if is_news else outcome
 
     async def _finish(self, actions: list[FollowerAction], outcome: Outcome) -> Outcome:
         if not await self.made_durable():
@@ -207,7 +212,7 @@ class Following:
 
     def _append(self, records: memoryview, leaders_start: int) -> Outcome:
         log, now_ms = self.partition.log, self._node.now_ms()
-        before = log.end_offset
+        before, bytes_before = log.end_offset, self.bytes_fetched
         try:
             for header, batch in iter_batches(records):
                 if self._is_cut_by_its_start(header.base_offset, header.last_offset, leaders_start):
@@ -221,6 +226,7 @@ class Following:
         if log.end_offset == before:
             self._warn("replicated batch refused", f"{len(records)} bytes are no whole batch")
             return Outcome.REST
+        self.partition.replicated(self.bytes_fetched - bytes_before)
         return Outcome.MOVED
 
     def _is_cut_by_its_start(self, base_offset: int, last_offset: int, leaders_start: int) -> bool:

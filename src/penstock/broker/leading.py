@@ -34,6 +34,7 @@ class Standing(NamedTuple):
     offset: int
     broker_epoch: int
     heard_ms: int
+    start_offset: int  # of its log
 
 
 class FollowerWaiter(Protocol):
@@ -124,6 +125,16 @@ class Leading:
         if before != self.rules.isr:
             self._partition.in_sync_changed(before, self.rules.isr)
         self._follow_rules(moved)
+
+    def low_watermark(self, is_alive: Callable[[int], bool]) -> int:
+        """Where the logs of all live replicas start, at the latest; -1 while one has not been heard of."""
+        starts = {self.rules.local_id: self._partition.log.start_offset}
+        for waiter in tuple(self._partition.followers):
+            heard = waiter.standing(self.rules.leader_epoch)
+            if heard is not None:
+                starts[heard.replica] = heard.start_offset
+        others = (starts.get(replica, -1) for replica in self.rules.replicas if is_alive(replica))
+        return min(others, default=starts[self.rules.local_id])
 
     # -- the high watermark --------------------------------------------------------------------------
 

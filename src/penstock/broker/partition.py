@@ -347,6 +347,11 @@ class Partition:
             else:
                 leading.local_moved()
 
+    def replicated(self, size: int) -> None:
+        """A follower has appended: where nobody waits for a sync, its disk is kept from falling behind too."""
+        if not self._flushes_on_ack:
+            self._flusher.appended(size)
+
     def flush(self) -> None:
         """Sync in the background, whatever the policy."""
         self._flusher.request()

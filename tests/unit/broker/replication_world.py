@@ -50,6 +50,7 @@ class FollowerPartition:
         self.leader_id, self.leader_epoch = 1, 1
         self.is_retired = self.is_being_moved_here = False
         self.syncs_on_ack = flush == "ack"
+        self.bytes_replicated = 0
         self.high = LogPosition(0, 0, 0)
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self.sync_wanted = asyncio.Event()
@@ -72,6 +73,9 @@ class FollowerPartition:
         for offset, future in self._waiting:
             if offset <= self.log.synced.offset and not future.done():
                 future.set_result(None)
+
+    def replicated(self, size: int) -> None:
+        self.bytes_replicated += size
 
     def follower_high_watermark(self, offset: int) -> None:
         assert self.high.offset < offset <= self.log.end_offset

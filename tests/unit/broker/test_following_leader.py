@@ -177,8 +177,9 @@ async def test_the_start_follows_the_leaders(follower: Follower, leader: Leader)
     one = following(follower, partition)
     await one.apply(one.position(), fetched(leader.log(), 0))
     leader.log().delete_records_before(1)
-    assert await one.apply(one.position(), fetched(leader.log(), 2)) is Outcome.SAME
+    assert await one.apply(one.position(), fetched(leader.log(), 2)) is Outcome.MOVED  # the leader is told
     assert partition.log.start_offset == 1
+    assert await one.apply(one.position(), fetched(leader.log(), 2)) is Outcome.SAME
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from tests.unit.broker.replicas import (
 
 from penstock.broker.context import RequestContext
 from penstock.broker.fetchers import Fetchers
-from penstock.broker.handlers import fetch
+from penstock.broker.handlers import delete_records, fetch
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.peers import PeerUnreachable
 from penstock.cluster.records import PartitionChangeRecord
@@ -190,3 +192,37 @@ async def test_below_min_insync_nothing_is_acknowledged_until_a_follower_is_back
     await trio.apply(registration(PEER, BROKER_EPOCH + PEER))
     await until(lambda: trio.brokers[ME].partition().high_watermark == 1)
     assert (await trio.brokers[ME].produce().done()).produced.base_offset == 1
+
+
+async def _delete_before(broker: Broker, offset: int, timeout_s: float = 60) -> Any:
+    part = SimpleNamespace(partition_index=0, offset=offset)
+    topics = (SimpleNamespace(name="t", partitions=(part,)),)
+    request = SimpleNamespace(topics=topics, timeout=timedelta(seconds=timeout_s))
+    ctx = RequestContext(broker, 21, 2, "c", "h", LISTENER)  # type: ignore[arg-type]
+    return (await delete_records.handle(ctx, request)).topics[0].partitions[0]
+
+
+async def test_deleted_records_stay_deleted_whoever_leads(trio: Trio) -> None:
+    for _ in range(3):
+        await trio.brokers[ME].produce().done()
+    deleted = await _delete_before(trio.brokers[ME], 2)
+    assert (deleted.error_code, deleted.low_watermark) == (ErrorCode.none, 2)
+    assert [broker.partition().log.start_offset for broker in trio.brokers.values()] == [2, 2, 2]
+
+
+async def test_a_follower_that_has_deleted_more_already_is_not_waited_for(trio: Trio) -> None:
+    for _ in range(3):
+        await trio.brokers[ME].produce().done()
+    await until(lambda: all(broker.partition().high_watermark == 3 for broker in trio.brokers.values()))
+    trio.brokers[PEER].partition().log.delete_records_before(2)
+    assert (await _delete_before(trio.brokers[ME], 1)).error_code is ErrorCode.none
+
+
+async def test_who_deletes_is_told_that_a_replica_does_not_follow(trio: Trio) -> None:
+    await trio.brokers[ME].produce().done()
+    await until(lambda: all(broker.partition().high_watermark == 1 for broker in trio.brokers.values()))
+    trio.cut_off.add(OTHER)
+    late = await _delete_before(trio.brokers[ME], 1, timeout_s=0.2)
+    assert late.error_code is ErrorCode.request_timed_out
+    await trio.apply(registration(OTHER, BROKER_EPOCH + OTHER, fenced=True))
+    assert (await _delete_before(trio.brokers[ME], 1)).error_code is ErrorCode.none

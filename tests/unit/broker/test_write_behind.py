@@ -1,12 +1,19 @@
 """Where nobody waits for a sync, the disk is asked to begin early, so that it never makes the loop wait."""
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
 from tests.unit.broker.raw_client import Client, create_topic, running, until
+from tests.unit.broker.replicas import PEER, TOPIC_ID, broker_of_three
+from tests.unit.broker.replication_world import batch_of
 
+from penstock.broker.following import Following, Outcome
 from penstock.log.writeback import begin_writeback
+from penstock.protocol.replica_fetch import FetchedPartition
+
+_LEADER_EPOCH_AT = 12
 
 
 @pytest.fixture
@@ -48,3 +55,18 @@ async def test_it_is_left_alone_where_appends_are_synced_or_nobody_wants_it(
         for offset in range(3):
             assert (await client.produce("t", b"x" * 1000, acks=-1)).offset == offset
     assert not asked
+
+
+@pytest.mark.parametrize(("flush", "times"), [("never", 1), ("ack", 0)])
+async def test_a_followers_disk_is_asked_too(
+    tmp_path: Path, asked: list[str], flush: str, times: int
+) -> None:
+    async with broker_of_three(tmp_path, penstock_write_behind_bytes="5000") as broker:
+        await broker.create(leader=PEER, configs={"penstock.flush": flush})
+        partition = broker.partition()
+        following = Following(broker, partition, PEER, partition.leader_epoch)  # type: ignore[arg-type]
+        batch = batch_of(b"x" * 6000)
+        struct.pack_into(">i", batch, _LEADER_EPOCH_AT, partition.leader_epoch)
+        answer = FetchedPartition(TOPIC_ID.bytes, 0, 0, 0, 0, batch)
+        assert await following.apply(following.position(), answer) is Outcome.MOVED
+        await until(lambda: len(asked) == times and not partition._flusher._writing_back)

@@ -1,12 +1,17 @@
 """DeleteRecords (key 21), v0-2. Moves the start of a partition forward, and answers once that is durable.
 
+Live followers must have followed, so that what is deleted stays so whoever leads next. A request that runs out of
+time before they have is told so; for its own readers the records are gone nevertheless. A follower saves its start
+with its checkpoints: one that is killed before, and leads before it has fetched again, shows deleted records again.
 Offset -1 stands for the high watermark. Topics that are only compacted refuse it, and so do internal ones. The
 files go with the next round of retention.
 """
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kio.schema.delete_records.v2.response import (
@@ -24,6 +29,10 @@ if TYPE_CHECKING:
 
 _HIGH_WATERMARK: Final = -1
 _NO_LOW_WATERMARK: Final = -1
+#: How often there is a look at whether followers have followed.
+_LOOK_S: Final = 0.01
+#: Nobody is kept waiting for longer, whatever the request says.
+_WAIT_S_MAX: Final = 60.0
 
 
 class _Result(NamedTuple):
@@ -40,6 +49,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         error = await _make_durable(ctx)
         if error is not ErrorCode.none:
             results = {topic: [_failed(part, error) for part in parts] for topic, parts in results.items()}
+        await _wait_for_followers(ctx, results, request.timeout.total_seconds())
     return DeleteRecordsResponse(
         throttle_time=timedelta(0),
         topics=tuple(
@@ -104,6 +114,36 @@ async def _make_durable(ctx: RequestContext) -> ErrorCode:
     except OSError:
         return ErrorCode.kafka_storage_error
     return ErrorCode.none
+
+
+async def _wait_for_followers(
+    ctx: RequestContext, results: dict[str, list[_Result]], timeout_s: float
+) -> None:
+    """Results of partitions whose followers do not follow in time are replaced."""
+    deadline = asyncio.get_running_loop().time() + min(timeout_s, _WAIT_S_MAX)
+    for topic, parts in results.items():
+        for place, part in enumerate(parts):
+            if part.error is ErrorCode.none:
+                error = await _followed(ctx, topic, part, deadline)
+                parts[place] = part if error is ErrorCode.none else _failed(part, error)
+
+
+async def _followed(ctx: RequestContext, topic: str, part: _Result, deadline: float) -> ErrorCode:
+    """Waits until every live replica starts where this one does."""
+    loop = asyncio.get_running_loop()
+    while (partition := ctx.node.partitions.led(topic, part.partition)) is not None:
+        leading = partition.leading
+        if leading is None or leading.low_watermark(partial(_is_alive, ctx)) >= part.low_watermark:
+            return ErrorCode.none
+        if loop.time() >= deadline:
+            return ErrorCode.request_timed_out
+        await asyncio.sleep(_LOOK_S)
+    return ErrorCode.not_leader_or_follower
+
+
+def _is_alive(ctx: RequestContext, broker_id: int) -> bool:
+    broker = ctx.node.image.brokers.get(broker_id)
+    return broker is not None and not broker.fenced
 
 
 def _failed(part: _Result, error: ErrorCode) -> _Result:
