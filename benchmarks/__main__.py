@@ -1,10 +1,11 @@
-"""The driver: python -m benchmarks [--peer kafka] [--quick] [--only NAME] [--out DIR]."""
+"""The driver: python -m benchmarks [--cluster] [--peer kafka] [--quick] [--only NAME] [--out DIR]."""
 
 import argparse
 import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -14,17 +15,18 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from benchmarks.brokers import Broker, PenstockBroker
+from benchmarks import suites
+from benchmarks.brokers import Subject
 from benchmarks.crew import WorkerFailed
 from benchmarks.goals import check_goals
 from benchmarks.machine import machine_facts
-from benchmarks.peer_kafka import KafkaBroker, PeerUnavailable, fetch_kafka
+from benchmarks.peer_kafka import PeerUnavailable, fetch_kafka
 from benchmarks.plot import save_plot
 from benchmarks.raw_client import BrokerError
 from benchmarks.report import disturbed, figures_of, goals_table, json_document, ratio_rows, results_table
-from benchmarks.run import Result, quick_only, run_scenarios
-from benchmarks.scenarios import SCENARIOS
-from benchmarks.scenarios.scenario import FULL, QUICK, Pace, Scenario
+from benchmarks.run import Result, Step, quick_only, run_scenarios
+from benchmarks.scenarios.scenario import Pace, Scenario
+from benchmarks.suites import Suite
 from benchmarks.workload import BATCH_BYTES_MAX, LAG_BYTES_MAX, WINDOW
 
 _RESULTS = Path(__file__).parent / "results"
@@ -33,25 +35,35 @@ _RESULTS = Path(__file__).parent / "results"
 def main() -> int:
     options = _parse()
     console = Console()
-    scenarios = _chosen(options)
-    kinds: list[type[Broker]] = [PenstockBroker]
+    suite = suites.cluster() if options.cluster else suites.single()
+    if options.list:
+        print(*(scenario.name for scenario in suite.scenarios), sep="\n")
+        return 0
+    scenarios = _chosen(suite, options)
+    kinds: list[type[Subject]] = [suite.ours]
     if options.peer:
         try:
             console.print(f"Apache Kafka {fetch_kafka()} runs beside Penstock")
-            kinds.append(KafkaBroker)
+            kinds.append(suite.peer)
         except PeerUnavailable as reason:
             console.print(f"[yellow]Apache Kafka is left out: {reason}[/]")
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=options.data_dir) as folder:
-        facts = _facts(options, kinds, Path(folder))
-        _run(console, options, scenarios, kinds, Path(folder), results)
+        facts = _facts(options, _pace(suite, options), kinds, Path(folder))
+        steps = run_scenarios(scenarios, kinds, _pace(suite, options), suite.warm_up, Path(folder), results)
+        _run(console, steps)
     return _report(console, options, [kind.name for kind in kinds], results, facts)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--peer", choices=["kafka"], help="run Apache Kafka beside Penstock")
-    parser.add_argument("--quick", action="store_true", help="a first look in about a minute")
+    parser.add_argument(
+        "--cluster", action="store_true", help="three nodes of each, replicated; fail-over too"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a first look in about a minute, at clusters in about three"
+    )
     parser.add_argument(
         "--only", action="append", metavar="NAME", help="scenario name or pattern; repeatable"
     )
@@ -62,34 +74,23 @@ def _parse() -> argparse.Namespace:
         "--data-dir", type=Path, metavar="DIR", help="where the brokers keep their data meanwhile"
     )
     parser.add_argument("--list", action="store_true", help="print the scenarios' names")
-    options = parser.parse_args()
-    if options.list:
-        print(*(scenario.name for scenario in SCENARIOS), sep="\n")
-        sys.exit(0)
-    return options
+    return parser.parse_args()
 
 
-def _chosen(options: argparse.Namespace) -> list[Scenario]:
+def _chosen(suite: Suite, options: argparse.Namespace) -> list[Scenario]:
     if options.only:
-        chosen = [s for s in SCENARIOS if any(fnmatch(s.name, pattern) for pattern in options.only)]
+        chosen = [s for s in suite.scenarios if any(fnmatch(s.name, pattern) for pattern in options.only)]
     else:
-        chosen = quick_only(SCENARIOS) if options.quick else list(SCENARIOS)
+        chosen = quick_only(suite.scenarios) if options.quick else list(suite.scenarios)
     if not chosen:
         sys.exit(f"no scenario is called {' or '.join(options.only)}; --list shows their names")
     return chosen
 
 
-def _run(
-    console: Console,
-    options: argparse.Namespace,
-    scenarios: list[Scenario],
-    kinds: list[type[Broker]],
-    folder: Path,
-    results: list[Result],
-) -> None:
+def _run(console: Console, steps: Iterable[Step]) -> None:
     began = time.monotonic()
     try:
-        for step in run_scenarios(scenarios, kinds, _pace(options), folder, results):
+        for step in steps:
             console.print(f"[dim]{time.monotonic() - began:6.1f} s[/]  {step.broker:9} {step.what}")
     except KeyboardInterrupt:
         console.print("[yellow]interrupted; what was measured so far follows[/]")
@@ -98,20 +99,23 @@ def _run(
         sys.exit(f"cannot measure: {error}")
 
 
-def _pace(options: argparse.Namespace) -> Pace:
-    return QUICK if options.quick else FULL
+def _pace(suite: Suite, options: argparse.Namespace) -> Pace:
+    return suite.quick if options.quick else suite.full
 
 
-def _facts(options: argparse.Namespace, kinds: list[type[Broker]], folder: Path) -> dict[str, Any]:
+def _facts(
+    options: argparse.Namespace, pace: Pace, kinds: list[type[Subject]], folder: Path
+) -> dict[str, Any]:
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "suite": "cluster" if options.cluster else "single",
         "quick": options.quick,
         "load": {
             "acks": "all",
             "batch_bytes_max": BATCH_BYTES_MAX,
             "requests_in_flight": WINDOW,
             "lag_bytes_max": LAG_BYTES_MAX,
-            "pace": asdict(_pace(options)),
+            "pace": asdict(pace),
         },
         "machine": machine_facts(folder),
         "brokers": {kind.name: kind(folder / kind.name).settings() for kind in kinds},
@@ -141,6 +145,8 @@ def _report(
 def _save(console: Console, out: Path, document: dict[str, Any], figures: Any, brokers: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     stem = document["when"].replace(":", "").replace("+0000", "Z")
+    if document["suite"] == "cluster":
+        stem += "-cluster"
     (out / f"{stem}.json").write_text(json.dumps(document, indent=2) + "\n")
     console.print(f"wrote {out / f'{stem}.json'}")
     if any(figures[broker].values() for broker in brokers):
@@ -148,6 +154,8 @@ def _save(console: Console, out: Path, document: dict[str, Any], figures: Any, b
         title = " and ".join(
             f"{name.capitalize()} {document['brokers'][name]['version']}" for name in brokers
         )
+        if document["suite"] == "cluster":
+            title += ", three nodes each,"
         save_plot(
             figures, brokers, f"{title} on {machine['cores']} cores, {machine['cpu']}", out / f"{stem}.png"
         )

@@ -1,7 +1,9 @@
 """A broker under measurement: started in its own process, on loopback, with its own data folder."""
 
 import compileall
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from benchmarks import procfs
 from benchmarks.raw_client import Address, BrokerError, Connection
@@ -20,10 +22,29 @@ _STOP_S = 60.0
 _COMMON_TOPIC_CONFIGS = {"file.delete.delay.ms": "1000"}
 
 
+class Subject(Protocol):
+    """What is measured: one broker, or a cluster of them."""
+
+    name: str
+    #: Copies of each partition of a topic that the load writes to.
+    replication_factor: int
+
+    def __init__(self, folder: Path) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def start(self) -> None: ...
+    def connect(self, timeout_s: float = 60) -> Connection: ...
+    def topic_configs(self, *, fsync: bool) -> dict[str, str]: ...
+    def settings(self) -> Mapping[str, str]: ...
+    def cpu_seconds(self) -> float: ...
+    def memory_bytes(self) -> tuple[int, int]: ...
+
+
 class Broker(ABC):
     """One instance of a broker; `start` execs it, leaving the context stops it and removes its data."""
 
     name: str
+    replication_factor = 1
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,7 +74,7 @@ class Broker(ABC):
         return {**_COMMON_TOPIC_CONFIGS, **self.flush_config(fsync=fsync)}
 
     def start(self) -> None:
-        with (self.folder / "broker.log").open("wb") as log:
+        with (self.folder / "broker.log").open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(),
                 stdin=subprocess.DEVNULL,
@@ -85,11 +106,23 @@ class Broker(ABC):
             self._process.wait()
         self._process = None
 
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
     def cpu_seconds(self) -> float:
-        return procfs.cpu_seconds(self._pid)
+        return procfs.cpu_seconds(self.pid)
 
     def memory_bytes(self) -> tuple[int, int]:
-        return procfs.memory_bytes(self._pid)
+        return procfs.memory_bytes(self.pid)
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True)
@@ -101,7 +134,7 @@ class Broker(ABC):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
-    def _pid(self) -> int:
+    def pid(self) -> int:
         assert self._process is not None, "not started"
         return self._process.pid
 
@@ -124,7 +157,12 @@ class PenstockBroker(Broker):
     def command(self) -> list[str]:
         executable = Path(sys.executable).with_name("penstock")
         data = self.folder / "data"
-        return [str(executable), "serve", "--listen", f"{HOST}:{self.port}", "--data-dir", str(data)]
+        listen = f"{HOST}:{self.port}"
+        return [str(executable), "serve", "--listen", listen, "--data-dir", str(data), *self.flags()]
+
+    def flags(self) -> list[str]:
+        """What one among several nodes has to be told besides."""
+        return []
 
     def flush_config(self, *, fsync: bool) -> Mapping[str, str]:
         return {"penstock.flush": "ack" if fsync else "never"}

@@ -46,6 +46,16 @@ GOALS = (
     ),
     Goal("CPU per GB, same offered rate", "offered-1M", "cpu_s_per_gb", 1, against_peer=True),
     Goal("CPU per request no higher than Kafka's", "unbatched", "cpu_us_per_request", 1, against_peer=True),
+    *(
+        Goal(f"fail-over < 5 s, {title}, worst of {whom}", f"failover-{fault}", metric, 5)
+        for fault, title in (("kill", "kill -9"), ("freeze", "freeze"), ("cut", "cut network"))
+        for whom, metric in (
+            ("leaders", "failover_worst_s"),
+            ("leading controllers", "failover_controller_worst_s"),
+        )
+    ),
+    Goal("produce p99 < 10 ms, RF 3, 500 requests/s", "rf3-latency-1p", "produce_p99_ms", 10),
+    Goal("end to end p99 < 15 ms, RF 3, 500 requests/s", "rf3-latency-1p", "end_to_end_p99_ms", 15),
 )
 
 

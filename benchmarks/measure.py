@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from benchmarks import procfs
-from benchmarks.brokers import Broker
+from benchmarks.brokers import Subject
 from benchmarks.crew import Counters, Crew, Phase
 from benchmarks.outcome import Consumed, Produced
-from benchmarks.raw_client import BrokerError, Topic, create_topic, delete_topic
+from benchmarks.raw_client import BrokerError, Shape, Topic, create_topic, delete_topic
 from benchmarks.stats import latency_summary
 from benchmarks.verify import verify_topic
 from benchmarks.workload import Load, Workload, build_load
@@ -53,7 +53,7 @@ class _Run(NamedTuple):
     consumed: Sequence[Consumed]
 
 
-def run_workload(broker: Broker, workload: Workload, timing: Timing) -> Metrics:
+def run_workload(broker: Subject, workload: Workload, timing: Timing) -> Metrics:
     """Run, verify, clean up."""
     # Pages that earlier runs left dirty are written back now and not in the middle of this one.
     os.sync()
@@ -67,7 +67,7 @@ def run_workload(broker: Broker, workload: Workload, timing: Timing) -> Metrics:
     }
 
 
-def warm_up(broker: Broker, workload: Workload, amount: WarmUp) -> None:
+def warm_up(broker: Subject, workload: Workload, amount: WarmUp) -> None:
     """The same load with nothing kept: it is only to make the broker hot.
 
     A just-in-time compiler counts calls and not seconds, so on a busy machine this takes longer.
@@ -88,18 +88,23 @@ def _is_warm(crew: Crew, workload: Workload, amount: WarmUp) -> bool:
     return produced.requests >= amount.requests
 
 
+def next_topic_name() -> str:
+    return f"bench-{next(_topic_numbers):03}"
+
+
 @contextmanager
-def _topic(broker: Broker, workload: Workload) -> Iterator[Topic]:
-    name = f"bench-{next(_topic_numbers):03}"
+def _topic(broker: Subject, workload: Workload) -> Iterator[Topic]:
+    name = next_topic_name()
+    shape = Shape(workload.partitions, broker.replication_factor)
     with broker.connect() as admin:
-        topic_id = create_topic(admin, name, workload.partitions, broker.topic_configs(fsync=workload.fsync))
+        topic = create_topic(admin, name, shape, broker.topic_configs(fsync=workload.fsync))
         try:
-            yield Topic(broker.address, name, topic_id)
+            yield topic
         finally:
             delete_topic(admin, name)
 
 
-def _measure(broker: Broker, load: Load, timing: Timing) -> _Run:
+def _measure(broker: Subject, load: Load, timing: Timing) -> _Run:
     with Crew(load.producers, load.consumers) as crew:
         crew.enter(Phase.RUN, timing.ramp_s)
         before = _sample(broker, crew)
@@ -108,7 +113,7 @@ def _measure(broker: Broker, load: Load, timing: Timing) -> _Run:
         return _Run(_between(before, after), *crew.finish())
 
 
-def _sample(broker: Broker, crew: Crew) -> Window:
+def _sample(broker: Subject, crew: Crew) -> Window:
     return Window(
         wall_s=time.monotonic(),
         broker_cpu_s=broker.cpu_seconds(),
@@ -138,7 +143,7 @@ def _verify(workload: Workload, topic: Topic, load: Load, run: _Run) -> float:
         raise BrokerError(f"{topic.name}: {acknowledged} records acknowledged, {read} consumed")
     if not acknowledged:
         raise BrokerError(f"{topic.name}: not one record was acknowledged")
-    return verify_topic(topic, workload.partitions, acknowledged, load.check) / acknowledged
+    return verify_topic(topic, acknowledged, load.check) / acknowledged
 
 
 def throughput_metrics(window: Window, bytes_per_record: float, *, batched: bool) -> Metrics:

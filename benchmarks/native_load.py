@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from benchmarks.crew import Phase, Slot
 from benchmarks.librdkafka import BatchProducer, QueueConsumer
 from benchmarks.outcome import Consumed, Produced, Timeline, int64s
-from benchmarks.raw_client import Address, Connection, Topic, end_offsets
+from benchmarks.raw_client import Topic, topic_ends
 from penstock.protocol.compression import Codec
 
 _ARRAY_LENGTH = 2000
@@ -18,7 +18,7 @@ _QUEUED_RECORDS_MAX = 200_000
 class NativePlan:
     """What one librdkafka producer process sends. `batch_records_max` of 1 makes it unbatched."""
 
-    address: Address
+    bootstrap_servers: str
     topic: str
     partitions: Sequence[int]
     pool: list[bytes]
@@ -29,7 +29,7 @@ class NativePlan:
 
     def config(self) -> dict[str, str]:
         return {
-            **_common_config(self.address),
+            **_common_config(self.bootstrap_servers),
             "acks": "all",
             "compression.codec": self.codec.name.lower(),
             "batch.size": str(self.batch_bytes_max),
@@ -39,9 +39,9 @@ class NativePlan:
         }
 
 
-def _common_config(address: Address) -> dict[str, str]:
+def _common_config(bootstrap_servers: str) -> dict[str, str]:
     return {
-        "bootstrap.servers": f"{address[0]}:{address[1]}",
+        "bootstrap.servers": bootstrap_servers,
         "client.id": "bench",
         "log.connection.close": "false",
     }
@@ -76,7 +76,7 @@ def _publish(slot: Slot, producer: BatchProducer, plan: NativePlan) -> None:
 
 def consume_native(slot: Slot, topic: Topic, partitions: Sequence[int]) -> Consumed:
     """Read until the producers are done and the end is reached."""
-    config = {**_common_config(topic.address), "enable.partition.eof": "false"}
+    config = {**_common_config(topic.bootstrap_servers), "enable.partition.eof": "false"}
     consumer = QueueConsumer(config, topic.name, partitions)
     slot.set_ready()
     end: int | None = None
@@ -84,10 +84,5 @@ def consume_native(slot: Slot, topic: Topic, partitions: Sequence[int]) -> Consu
         consumer.consume(20)
         slot.publish(0, consumer.position())
         if end is None and slot.phase >= Phase.DRAIN:
-            end = _end(topic, partitions)
+            end = sum(topic_ends(topic, partitions))
     return Consumed(consumer.position(), Timeline(int64s()))
-
-
-def _end(topic: Topic, partitions: Sequence[int]) -> int:
-    with Connection(topic.address) as connection:
-        return sum(end_offsets(connection, topic.name, partitions))

@@ -86,7 +86,7 @@ class KafkaBroker(Broker):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._controller_port = free_port()
+        self.controller_port = free_port()
 
     def prepare(self) -> None:
         """Formatting is a separate command that a user runs once, so starting does not include it."""
@@ -118,10 +118,7 @@ class KafkaBroker(Broker):
         return "\n".join(
             (
                 "process.roles=broker,controller",
-                "node.id=1",
-                f"controller.quorum.voters=1@{HOST}:{self._controller_port}",
-                f"listeners=PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self._controller_port}",
-                f"advertised.listeners=PLAINTEXT://{HOST}:{self.port}",
+                f"listeners=PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
                 "controller.listener.names=CONTROLLER",
                 "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
                 f"log.dirs={self.folder / 'data'}",
@@ -129,13 +126,22 @@ class KafkaBroker(Broker):
                 "num.io.threads=8",
                 "socket.send.buffer.bytes=102400",
                 "socket.receive.buffer.bytes=102400",
-                "offsets.topic.replication.factor=1",
-                "transaction.state.log.replication.factor=1",
-                "transaction.state.log.min.isr=1",
-                "share.coordinator.state.topic.replication.factor=1",
-                "share.coordinator.state.topic.min.isr=1",
+                *self.place_lines(),
                 "",
             )
+        )
+
+    def place_lines(self) -> tuple[str, ...]:
+        """Who and where it is: alone."""
+        return (
+            "node.id=1",
+            f"controller.quorum.voters=1@{HOST}:{self.controller_port}",
+            f"advertised.listeners=PLAINTEXT://{HOST}:{self.port}",
+            "offsets.topic.replication.factor=1",
+            "transaction.state.log.replication.factor=1",
+            "transaction.state.log.min.isr=1",
+            "share.coordinator.state.topic.replication.factor=1",
+            "share.coordinator.state.topic.min.isr=1",
         )
 
 

@@ -18,6 +18,29 @@ def _by_codec(prefix: str, metric: str, factor: float) -> list[Point]:
     return [(codec, f"{prefix}-{codec}", metric, factor) for codec in _CODECS]
 
 
+def _by_flush(metric: str) -> list[Point]:
+    spreads = {"1p": "1 part.", "1000p": "1,000 p.", "librdkafka": "librdk."}
+    flushes = {"": "as shipped", "-never": "page cache"}
+    return [
+        (f"{where}\n{how}", f"rf3-{spread}{flush}", metric, 1)
+        for spread, where in spreads.items()
+        for flush, how in flushes.items()
+    ]
+
+
+def _paced(metric: str) -> list[Point]:
+    return [
+        (f"{where}\n{how}", f"rf3-latency-{spread}{flush}", metric, 1)
+        for spread, where in (("1p", "1 part."), ("1000p", "1,000 p."))
+        for flush, how in (("", "as shipped"), ("-never", "page cache"))
+    ]
+
+
+def _by_fault(metric: str, client: str) -> list[Point]:
+    faults = {"kill": "kill -9", "freeze": "freeze", "cut": "cut network"}
+    return [(title, f"failover-{fault}{client}", f"{metric}_s", 1) for fault, title in faults.items()]
+
+
 _PANELS: tuple[tuple[str, str, list[Point]], ...] = (
     ("Messages of 100 B, in and out at once", "million/s", _by_codec("raw-100B", "records_per_s", 1e-6)),
     ("Messages of 1 KB, in and out at once", "thousand/s", _by_codec("raw-1KB", "records_per_s", 1e-3)),
@@ -57,6 +80,27 @@ _PANELS: tuple[tuple[str, str, list[Point]], ...] = (
     ),
     ("Exec to first acknowledged record", "seconds", [("", "start", "start_to_ack_s", 1)]),
     ("Idle memory (RSS)", "MB", [("", "start", "idle_rss_mb", 1)]),
+    ("RF 3, acks=all, messages of 1 KB", "MB/s", _by_flush("mb_per_s")),
+    ("RF 3: CPU of all nodes per GB (lower is better)", "CPU-seconds", _by_flush("cluster_cpu_s_per_gb")),
+    ("RF 3, 500 requests/s: produce p50 (lower is better)", "ms", _paced("produce_p50_ms")),
+    ("RF 3, 500 requests/s: produce p99 (lower is better)", "ms", _paced("produce_p99_ms")),
+    ("Fail-over of a leader, median (lower is better)", "seconds", _by_fault("failover", "")),
+    ("Fail-over of a leader, worst (lower is better)", "seconds", _by_fault("failover_worst", "")),
+    (
+        "Fail-over of leader and controller, worst (lower is better)",
+        "seconds",
+        _by_fault("failover_controller_worst", ""),
+    ),
+    (
+        "Fail-over seen by a default librdkafka (lower is better)",
+        "seconds",
+        _by_fault("failover_default_client", "-librdkafka"),
+    ),
+    (
+        "Idle, 1,000 partitions of RF 3, all nodes",
+        "% of a core",
+        [("", "rf3-idle-1000p", "idle_cpu_percent", 1)],
+    ),
 )
 
 

@@ -28,11 +28,15 @@ _LATEST = -1
 
 
 class Topic(NamedTuple):
-    """A topic of one run, where it lives and what its fetches call it."""
+    """A topic of one run, what its fetches call it, and which partitions each address leads."""
 
-    address: Address
     name: str
     id: UUID
+    leaders: Mapping[Address, Sequence[int]]
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(f"{host}:{port}" for host, port in self.leaders)
 
 
 class BrokerError(Exception):
@@ -81,13 +85,24 @@ class Connection:
             view = view[received:]
 
 
-def create_topic(connection: Connection, name: str, partitions: int, configs: Mapping[str, str]) -> UUID:
-    """Create a topic, wait until it has its leaders, and return its id."""
+class Shape(NamedTuple):
+    """How many partitions and copies of each; `assignments` says on which brokers, the leader first."""
+
+    partitions: int = 1
+    replication_factor: int = 1
+    assignments: Sequence[Sequence[int]] = ()
+
+
+def create_topic(connection: Connection, name: str, shape: Shape, configs: Mapping[str, str]) -> Topic:
+    """Create a topic and wait until it has its leaders, and they know it."""
     topic = create_request.CreatableTopic(
         name=name,
-        num_partitions=partitions,
-        replication_factor=1,
-        assignments=(),
+        num_partitions=-1 if shape.assignments else shape.partitions,
+        replication_factor=-1 if shape.assignments else shape.replication_factor,
+        assignments=tuple(
+            create_request.CreatableReplicaAssignment(partition_index=index, broker_ids=tuple(brokers))
+            for index, brokers in enumerate(shape.assignments)
+        ),
         configs=tuple(create_request.CreatableTopicConfig(name=k, value=v) for k, v in configs.items()),
     )
     request = create_request.CreateTopicsRequest(topics=(topic,), timeout=timedelta(seconds=30))
@@ -96,28 +111,45 @@ def create_topic(connection: Connection, name: str, partitions: int, configs: Ma
         raise BrokerError(
             f"cannot create topic {name}: {result.error_code.name} {result.error_message or ''}"
         )
-    topic_id = wait_for_topic(connection, name, auto_create=False)
+    created = wait_for_topic(connection, name, auto_create=False)
     # Metadata may run ahead of the partitions themselves.
-    while min(end_offsets(connection, name, range(partitions))) < 0:
-        time.sleep(0.002)
-    return topic_id
+    for address, led in created.leaders.items():
+        with Connection(address) as leader:
+            while min(end_offsets(leader, name, led)) < 0:
+                time.sleep(0.002)
+    return created
 
 
-def wait_for_topic(connection: Connection, name: str, *, auto_create: bool, timeout_s: float = 30) -> UUID:
+def wait_for_topic(connection: Connection, name: str, *, auto_create: bool, timeout_s: float = 30) -> Topic:
     """Ask until every partition has a leader; with `auto_create` the asking is what makes the topic."""
-    request = metadata_request.MetadataRequest(
-        topics=(metadata_request.MetadataRequestTopic(topic_id=None, name=name),),
-        allow_auto_topic_creation=auto_create,
-        include_topic_authorized_operations=False,
-    )
     deadline = time.monotonic() + timeout_s
     while True:
-        (topic,) = connection.call(request, metadata_response.MetadataResponse).topics
+        response = ask_metadata(connection, name, auto_create=auto_create)
+        (topic,) = response.topics
         if not topic.error_code.value and all(not p.error_code.value for p in topic.partitions):
-            return UUID(int=topic.topic_id.int)
+            return Topic(name, UUID(int=topic.topic_id.int), _leaders(response))
         if time.monotonic() > deadline:
             raise BrokerError(f"topic {name} has no leaders: {topic.error_code.name}")
         time.sleep(0.002)
+
+
+def ask_metadata(connection: Connection, *names: str, auto_create: bool = False) -> Any:
+    """The brokers, and these topics."""
+    request = metadata_request.MetadataRequest(
+        topics=tuple(metadata_request.MetadataRequestTopic(topic_id=None, name=name) for name in names),
+        allow_auto_topic_creation=auto_create,
+        include_topic_authorized_operations=False,
+    )
+    return connection.call(request, metadata_response.MetadataResponse)
+
+
+def _leaders(response: Any) -> dict[Address, list[int]]:
+    """Partitions by their leader's address, of a response about one topic."""
+    addresses = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
+    leaders: dict[Address, list[int]] = {}
+    for partition in sorted(response.topics[0].partitions, key=lambda p: int(p.partition_index)):
+        leaders.setdefault(addresses[partition.leader_id], []).append(int(partition.partition_index))
+    return leaders
 
 
 def delete_topic(connection: Connection, name: str) -> None:
@@ -140,3 +172,13 @@ def end_offsets(connection: Connection, topic: str, partitions: Sequence[int]) -
     (found,) = connection.call(request, offsets_response.ListOffsetsResponse).topics
     by_index = {p.partition_index: p.offset for p in found.partitions}
     return [by_index[p] for p in partitions]
+
+
+def topic_ends(topic: Topic, partitions: Sequence[int]) -> list[int]:
+    """The end offsets of some partitions, each asked of its leader."""
+    ends: dict[int, int] = {}
+    for address, led in topic.leaders.items():
+        if wanted := [p for p in led if p in partitions]:
+            with Connection(address) as connection:
+                ends |= zip(wanted, end_offsets(connection, topic.name, wanted), strict=True)
+    return [ends[p] for p in partitions]

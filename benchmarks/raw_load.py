@@ -161,9 +161,9 @@ def _open_streams(plan: ProducePlan) -> list[Stream]:
     return [Stream(plan) for _ in range(plan.connections)]
 
 
-def consume(slot: Slot, topic: Topic, partitions: Sequence[int], timed: bool) -> Consumed:
-    """Follow the partitions in one incremental fetch session until all producers are done and all is read."""
-    with Connection(topic.address) as connection:
+def consume(slot: Slot, topic: Topic, leader: Address, partitions: Sequence[int], timed: bool) -> Consumed:
+    """Follow partitions of one leader in one incremental fetch session until all producers are done and all is read."""
+    with Connection(leader) as connection:
         reader = SessionReader(connection, topic.id, partitions)
         slot.set_ready()
         arrivals = int64s()

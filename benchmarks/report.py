@@ -23,6 +23,8 @@ class Row(NamedTuple):
     ours: float | None
     peer: float | None
     ratio: float | None
+    ours_worst: float | None = None
+    peer_worst: float | None = None
 
 
 def figures_of(results: Iterable[Result], brokers: Sequence[str]) -> Figures:
@@ -34,10 +36,12 @@ def ratio_rows(results: Iterable[Result], ours: str, peer: str | None) -> list[R
     rows = []
     for result in results:
         mine, theirs = result.median(ours), result.median(peer) if peer else {}
+        my_worst, their_worst = result.worst(ours), result.worst(peer) if peer else {}
         for name in result.scenario.shown:
             if name in mine or name in theirs:
                 a, b = mine.get(name), theirs.get(name)
-                rows.append(Row(result.scenario.title, METRICS[name], a, b, ratio(a, b)))
+                worst = my_worst.get(name), their_worst.get(name)
+                rows.append(Row(result.scenario.title, METRICS[name], a, b, ratio(a, b), *worst))
     return rows
 
 
@@ -53,7 +57,9 @@ def disturbed(results: Iterable[Result]) -> list[str]:
 
 def results_table(rows: Sequence[Row], ours: str, peer: str | None) -> Table:
     table = Table(
-        title=f"{ours} / {peer}, medians over all rounds" if peer else "Medians over all rounds",
+        title=f"{ours} / {peer}, medians over all rounds (worst)"
+        if peer
+        else "Medians over all rounds (worst)",
         title_justify="left",
         header_style="bold",
     )
@@ -68,12 +74,18 @@ def results_table(rows: Sequence[Row], ours: str, peer: str | None) -> Table:
         if previous not in (None, row.title):
             table.add_section()
         cells: list[str | Text] = [row.title if row.title != previous else "", row.metric.label]
-        cells.append(row.metric.text(row.ours))
+        cells.append(_figure_text(row.metric, row.ours, row.ours_worst))
         if peer:
-            cells += (row.metric.text(row.peer), _ratio_text(row))
+            cells += (_figure_text(row.metric, row.peer, row.peer_worst), _ratio_text(row))
         table.add_row(*cells)
         previous = row.title
     return table
+
+
+def _figure_text(metric: Metric, value: float | None, worst: float | None) -> str:
+    """The worst of several rounds behind their median, where they are not the same."""
+    text, worst_text = metric.text(value), metric.text(worst)
+    return text if worst is None or worst_text == text else f"{text} ({worst_text})"
 
 
 def _ratio_text(row: Row) -> Text:
@@ -118,6 +130,7 @@ def _scenario_document(result: Result, brokers: Sequence[str]) -> dict[str, Any]
         "name": result.scenario.name,
         "title": result.scenario.title,
         "median": medians,
+        "worst": {broker: result.worst(broker) for broker in brokers},
         "rounds": result.rounds,
     }
     if result.failures:

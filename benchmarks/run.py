@@ -6,17 +6,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.brokers import Broker
+from benchmarks.brokers import Subject
 from benchmarks.crew import WorkerFailed
 from benchmarks.measure import Metrics, warm_up
+from benchmarks.metrics import METRICS
 from benchmarks.raw_client import BrokerError
 from benchmarks.scenarios.scenario import Pace, Scenario, Site
-from benchmarks.scenarios.unbatched import FLAT_OUT
-from benchmarks.stats import median_metrics
-from benchmarks.workload import Client, Workload
-
-#: What has to be hot before anything counts: both kinds of clients, large and small requests.
-WARM_UP = (Workload(value_bytes=100), Workload(value_bytes=1024, client=Client.LIBRDKAFKA), FLAT_OUT)
+from benchmarks.stats import median_metrics, worst_metrics
+from benchmarks.workload import Workload
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +27,11 @@ class Result:
     def median(self, broker: str) -> Metrics:
         return median_metrics(self.rounds.get(broker, []))
 
+    def worst(self, broker: str) -> Metrics:
+        """Of the metrics that can be better or worse."""
+        higher_is_better = {name: metric.higher_is_better for name, metric in METRICS.items()}
+        return worst_metrics(self.rounds.get(broker, []), higher_is_better)
+
 
 class Step(NamedTuple):
     """Something the driver is about to do, for whoever watches."""
@@ -40,18 +42,20 @@ class Step(NamedTuple):
 
 def run_scenarios(
     scenarios: Sequence[Scenario],
-    kinds: Sequence[type[Broker]],
+    kinds: Sequence[type[Subject]],
     pace: Pace,
+    warm_up_loads: Sequence[Workload],
     folder: Path,
     results: list[Result],
 ) -> Iterator[Step]:
     """Yields before every step; fills `results` as it goes, so that an interrupted run keeps what it has."""
     with ExitStack() as stack:
-        sites = []
-        for kind in kinds:
-            yield Step(kind.name, "start and warm up")
-            sites.append(_warm_site(stack, kind, pace, folder))
+        sites = [Site(kind=kind, folder=folder, pace=pace) for kind in kinds]
         for position, scenario in enumerate(scenarios):
+            if scenario.needs_warm and not sites[0].is_warm:
+                for site in sites:
+                    yield Step(site.kind.name, "start and warm up")
+                    _warm(stack, site, warm_up_loads)
             results.append(result := Result(scenario=scenario))
             for number in range(min(pace.rounds, scenario.rounds_max)):
                 # Whoever goes second finds warmer caches and fuller disks, so they take turns.
@@ -60,12 +64,12 @@ def run_scenarios(
                     _run_round(site, result)
 
 
-def _warm_site(stack: ExitStack, kind: type[Broker], pace: Pace, folder: Path) -> Site:
-    broker = stack.enter_context(kind(folder / kind.name))
+def _warm(stack: ExitStack, site: Site, workloads: Sequence[Workload]) -> None:
+    broker = stack.enter_context(site.kind(site.folder / site.kind.name))
     broker.start()
-    for workload in WARM_UP:
-        warm_up(broker, workload, pace.warm_up)
-    return Site(kind=kind, broker=broker, folder=folder, pace=pace)
+    for workload in workloads:
+        warm_up(broker, workload, site.pace.warm_up)
+    site.settle_in(broker)
 
 
 def _run_round(site: Site, result: Result) -> None:

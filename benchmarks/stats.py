@@ -33,5 +33,15 @@ def median_metrics(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: median([metrics[name] for metrics in rounds if name in metrics]) for name in names}
 
 
+def worst_metrics(
+    rounds: Sequence[Mapping[str, float]], higher_is_better: Mapping[str, bool]
+) -> dict[str, float]:
+    """The worst of each metric that is better one way or the other."""
+    names = dict.fromkeys(name for metrics in rounds for name in metrics if name in higher_is_better)
+    return {
+        name: (min if higher_is_better[name] else max)(m[name] for m in rounds if name in m) for name in names
+    }
+
+
 def ratio(ours: float | None, peer: float | None) -> float | None:
     return ours / peer if ours is not None and peer else None

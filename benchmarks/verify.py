@@ -1,8 +1,8 @@
 """After a run: is what the broker kept exactly what it acknowledged?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from benchmarks.raw_client import BrokerError, Connection, Topic, end_offsets
+from benchmarks.raw_client import Address, BrokerError, Connection, Topic, end_offsets
 from benchmarks.raw_load import SessionReader
 from penstock.protocol.records import checksum, decode_records, read_header
 
@@ -12,22 +12,31 @@ _DECODED_BATCHES = 200
 _DECOMPRESSED_BYTES_MAX = 16 * 2**20
 
 
-def verify_topic(topic: Topic, partitions: int, records: int, check: CheckBatch) -> int:
+def verify_topic(topic: Topic, records: int, check: CheckBatch) -> int:
     """Read the whole topic again: offsets without gaps, every batch checked, as many records as acknowledged.
 
     Returns the bytes of all its batches.
     """
-    with Connection(topic.address) as connection:
-        ends = end_offsets(connection, topic.name, range(partitions))
-        reader = SessionReader(connection, topic.id, range(partitions))
-        while reader.records < sum(ends):
+    held = stored_bytes = 0
+    for leader, partitions in topic.leaders.items():
+        reader = _read_all(topic, leader, partitions, check)
+        held += reader.records
+        stored_bytes += reader.bytes
+    if held != records:
+        raise BrokerError(f"{topic.name} holds {held} records, {records} were acknowledged")
+    return stored_bytes
+
+
+def _read_all(topic: Topic, leader: Address, partitions: Sequence[int], check: CheckBatch) -> SessionReader:
+    with Connection(leader) as connection:
+        end = sum(end_offsets(connection, topic.name, partitions))
+        reader = SessionReader(connection, topic.id, partitions)
+        while reader.records < end:
             if not reader.fetch():
-                raise BrokerError(f"{topic.name} ends after {reader.records} of {sum(ends)} records")
+                raise BrokerError(f"{topic.name} ends after {reader.records} of {end} records")
             for batch in reader.batches:
                 check(batch)
-        if sum(ends) != records:
-            raise BrokerError(f"{topic.name} holds {sum(ends)} records, {records} were acknowledged")
-        return reader.bytes
+        return reader
 
 
 def same_batch(sent: bytes) -> CheckBatch:

@@ -21,8 +21,10 @@ ACKS_ALL = -1
 _CORRELATION_AT = 8
 _FETCH_BODY_AT = 4 + 2 + 2 + 4 + 2 + len(CLIENT_ID) + 1
 _SESSION_AT = _FETCH_BODY_AT + 4 + 4 + 4 + 1
-#: After the session: its id and epoch, one topic (count, uuid) and its partition count.
-_PARTITIONS_AT = _SESSION_AT + 4 + 4 + 1 + 16 + 1
+#: After the session: its id and epoch, one topic (count, uuid); then come the partitions behind their count.
+_PARTITION_COUNT_AT = _SESSION_AT + 4 + 4 + 1 + 16
+#: As many as a count of two bytes can tell.
+_PARTITIONS_MAX = 2**14 - 2
 _PARTITION_BYTES = 4 + 4 + 8 + 4 + 8 + 4 + 1
 _OFFSET_IN_PARTITION = 4 + 4
 
@@ -112,7 +114,7 @@ def fetch_frame(
     topic_id: UUID, partitions: Sequence[int], *, partition_bytes_max: int, wait_ms: int
 ) -> bytearray:
     """The first fetch of a session (id 0, epoch 0); `patch_fetch` turns it into every later one."""
-    assert len(partitions) < 127, "the partition count must stay one byte"
+    assert len(partitions) <= _PARTITIONS_MAX, "the partition count must stay two bytes"
     wanted = tuple(
         fetch.FetchPartition(partition=p, fetch_offset=0, partition_max_bytes=partition_bytes_max)
         for p in partitions
@@ -133,9 +135,10 @@ def fetch_frame(
 
 def patch_fetch(frame: bytearray, session_id: int, session_epoch: int, offsets: Sequence[int]) -> None:
     struct.pack_into(">ii", frame, _SESSION_AT, session_id, session_epoch)
-    for index, offset in enumerate(offsets):
-        at = _PARTITIONS_AT + index * _PARTITION_BYTES + _OFFSET_IN_PARTITION
+    at = _PARTITION_COUNT_AT + (1 if len(offsets) < 127 else 2) + _OFFSET_IN_PARTITION
+    for offset in offsets:
         struct.pack_into(">q", frame, at, offset)
+        at += _PARTITION_BYTES
 
 
 class FetchedPartition(NamedTuple):

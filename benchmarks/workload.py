@@ -28,7 +28,10 @@ class Client(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """`rate` is in produce requests a second over all producers; None means flat out."""
+    """`rate` is in produce requests a second over all producers; None means flat out.
+
+    Raw producers and consumers are counted per broker that leads partitions, as each connects to one.
+    """
 
     value_bytes: int
     client: Client = Client.RAW
@@ -73,30 +76,38 @@ def encode(workload: Workload, pool: list[bytes]) -> tuple[bytes, int]:
 
 def _raw_load(workload: Workload, topic: Topic, pool: list[bytes]) -> Load:
     batch, records = encode(workload, pool)
-    plan = ProducePlan(
-        address=topic.address,
-        topic=topic.name,
-        partitions=range(workload.partitions),
-        batch=batch,
-        batch_records=records,
-        connections=workload.connections,
-        window=WINDOW,
-        lag_records_max=_lag_records_max(workload),
-    )
-    paced = workload.rate is not None
-    producer = (
-        Job(produce_flat_out, (plan,))
-        if workload.rate is None
-        else Job(produce_paced, (plan, workload.rate / workload.producers))
-    )
-    consumers = [Job(consume, (topic, share, paced)) for share in _shares(workload)]
-    return Load([producer] * workload.producers, consumers, same_batch(batch))
+    producers: list[Job] = []
+    consumers: list[Job] = []
+    for leader, partitions in topic.leaders.items():
+        plan = ProducePlan(
+            address=leader,
+            topic=topic.name,
+            partitions=partitions,
+            batch=batch,
+            batch_records=records,
+            connections=workload.connections,
+            window=WINDOW,
+            lag_records_max=_lag_records_max(workload),
+        )
+        producers += [_raw_producer(workload, plan)] * workload.producers
+        consumers += [
+            Job(consume, (topic, leader, share, workload.rate is not None))
+            for share in _shares(workload, partitions)
+        ]
+    return Load(producers, consumers, same_batch(batch))
+
+
+def _raw_producer(workload: Workload, plan: ProducePlan) -> Job:
+    if workload.rate is None:
+        return Job(produce_flat_out, (plan,))
+    part = len(plan.partitions) / workload.partitions / workload.producers
+    return Job(produce_paced, (plan, workload.rate * part))
 
 
 def _native_load(workload: Workload, topic: Topic, pool: list[bytes]) -> Load:
     assert workload.rate is None, "librdkafka batches by time, so only raw frames are paced"
     plan = NativePlan(
-        address=topic.address,
+        bootstrap_servers=topic.bootstrap_servers,
         topic=topic.name,
         partitions=range(workload.partitions),
         pool=pool,
@@ -105,7 +116,8 @@ def _native_load(workload: Workload, topic: Topic, pool: list[bytes]) -> Load:
         lag_records_max=_lag_records_max(workload),
         batch_records_max=10_000 if workload.batched else 1,
     )
-    consumers = [Job(consume_native, (topic, share)) for share in _shares(workload)]
+    shares = _shares(workload, range(workload.partitions))
+    consumers = [Job(consume_native, (topic, share)) for share in shares]
     return Load([Job(produce_native, (plan,))] * workload.producers, consumers, values_from(pool))
 
 
@@ -113,6 +125,7 @@ def _lag_records_max(workload: Workload) -> int | None:
     return LAG_BYTES_MAX // workload.value_bytes if workload.consumers else None
 
 
-def _shares(workload: Workload) -> list[Sequence[int]]:
-    """The partitions dealt out to the consumers."""
-    return [range(workload.partitions)[part :: workload.consumers] for part in range(workload.consumers)]
+def _shares(workload: Workload, partitions: Sequence[int]) -> list[Sequence[int]]:
+    """The partitions dealt out to the consumers; nobody reads nothing."""
+    shares = [partitions[part :: workload.consumers] for part in range(workload.consumers)]
+    return [share for share in shares if share]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.brokers import Broker
+from benchmarks.brokers import Subject
 from benchmarks.measure import Metrics, Timing, WarmUp, run_workload
 from benchmarks.workload import Workload
 
@@ -18,24 +18,42 @@ class Pace:
     timing: Timing
     warm_up: WarmUp
     rounds: int
-    starts: int
+    starts: int = 1
+    #: How often each kind of fault strikes.
+    faults: int = 1
+    #: Whether leaders that are the active controller too are struck as well.
+    hits_controllers: bool = True
+    idle_s: float = 5
 
 
 FULL = Pace(timing=Timing(2, 8), warm_up=WarmUp(10, 2_000_000_000, 300_000), rounds=2, starts=5)
 QUICK = Pace(timing=Timing(0.5, 1.5), warm_up=WarmUp(3, 400_000_000, 60_000), rounds=1, starts=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Site:
-    """A warm broker of one kind, and room for fresh ones."""
+    """A warm broker (or cluster) of one kind, and room for fresh ones."""
 
-    kind: type[Broker]
-    broker: Broker
+    kind: type[Subject]
     folder: Path
     pace: Pace
+    _warm: Subject | None = None
+
+    def settle_in(self, broker: Subject) -> None:
+        """It has been warmed up, and serves from here on."""
+        self._warm = broker
+
+    @property
+    def is_warm(self) -> bool:
+        return self._warm is not None
+
+    @property
+    def broker(self) -> Subject:
+        assert self._warm is not None, "this scenario needs no warm broker, by its own word"
+        return self._warm
 
     @contextmanager
-    def fresh(self) -> Iterator[Broker]:
+    def fresh(self) -> Iterator[Subject]:
         """A broker that was never started, on an empty folder."""
         with TemporaryDirectory(dir=self.folder) as folder, self.kind(Path(folder) / "broker") as broker:
             yield broker
@@ -54,6 +72,8 @@ class Scenario:
     shown: tuple[str, ...]
     quick: bool = False
     rounds_max: int = 99
+    #: Whether it is run on a broker that has been warmed up.
+    needs_warm: bool = True
 
 
 def flat_out_or_paced(workload: Workload) -> Measure:

@@ -2,7 +2,7 @@
 
 import time
 
-from benchmarks.brokers import Broker
+from benchmarks.brokers import Subject
 from benchmarks.measure import Metrics
 from benchmarks.payloads import single_record_batch
 from benchmarks.raw_client import BrokerError, wait_for_topic
@@ -38,7 +38,7 @@ def _start_once(site: Site) -> Metrics:
     }
 
 
-def _produce_first(broker: Broker, frame: bytes) -> None:
+def _produce_first(broker: Subject, frame: bytes) -> None:
     """As an ordinary client does it: the topic comes into being by asking for it, and early errors are retried."""
     layout = ack_struct(_TOPIC)
     with broker.connect() as connection:

@@ -31,6 +31,10 @@ class ProxyProcess:
         """Returns the port on `host` through which others reach this address of the node."""
         return int(self._ask(do="open", node=str(node), host=host, behind=list(behind)))
 
+    def introduce(self, node: int, pid: int) -> None:
+        """Calls of this process are the node's, whatever address they come from."""
+        self._ask(do="introduce", node=str(node), pid=pid)
+
     def cut(self, paths: Iterable[Path]) -> None:
         self._ask(do="cut", paths=list(paths))
 

@@ -1,8 +1,9 @@
 """`python -m tests.chaos.proxy`: the network between the nodes of a cluster, as one process that can break it.
 
-Every node is reached only through its doors here. Who knocks is told by the source address, so that each ordered pair
-has a path of its own. Bytes that travel from A to B are held back while that path is cut, whichever of the two opened
-the connection: a held connection stays open, because a closed socket tells the peer more than a dead network does.
+Every node is reached only through its doors here. Who knocks is told by the source address, or by the process where a
+node calls from no address of its own, so that each ordered pair has a path of its own. Bytes that travel from A to B
+are held back while that path is cut, whichever of the two opened the connection: a held connection stays open, because
+a closed socket tells the peer more than a dead network does.
 Commands arrive as JSON lines on stdin, each answered with one JSON line.
 """
 
@@ -10,6 +11,8 @@ import asyncio
 import json
 import sys
 from typing import Any, NamedTuple
+
+from tests.chaos.callers import caller
 
 OUTSIDE = "clients"  # whoever is not a known node
 HIGH_WATER_BYTES = 1 << 20
@@ -122,7 +125,7 @@ class Link:
         if side is not self.caller:
             return
         assert side.transport is not None
-        self.source = self.network.name_of(side.transport.get_extra_info("peername")[0])
+        self.source = self.network.name_of(side.transport.get_extra_info("peername"))
         self.caller.path = Path(self.source, self.door.node)
         self.called.path = Path(self.door.node, self.source)
         self.network.links.add(self)
@@ -191,10 +194,14 @@ class Network:
         self.rules = Rules()
         self.links: set[Link] = set()
         self._names: dict[str, str] = {}
+        self._pids: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def name_of(self, host: str) -> str:
-        return self._names.get(host, OUTSIDE)
+    def name_of(self, address: tuple[str, int]) -> str:
+        name = self._names.get(address[0])
+        if name is None and self._pids:
+            name = caller(address, self._pids)
+        return OUTSIDE if name is None else name
 
     def spawn(self, work: Any) -> None:
         task = self.loop.create_task(work)
@@ -239,6 +246,9 @@ class Network:
             case "open":
                 host, port = command["behind"]
                 return await self.open(command["node"], command["host"], (host, port))
+            case "introduce":
+                self._pids[command["node"]] = command["pid"]
+                return None
             case "cut":
                 return self.cut(paths)
             case "refuse":

@@ -1,6 +1,7 @@
 """The network itself: a cut holds bytes one way and closes nothing; healing delivers late or resets."""
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -154,6 +155,17 @@ def test_a_cut_is_of_one_pair_only(proxy: ProxyProcess, door: tuple[str, int]) -
         node.sendall(b"hello")
         assert is_silent(node)
         assert proxy.links() == [Path("1", "2"), Path(OUTSIDE, "2")]
+
+
+def test_a_process_is_known_without_an_address_of_its_own(proxy: ProxyProcess, door: tuple[str, int]) -> None:
+    proxy.introduce(7, os.getpid())
+    with called(door, "127.0.0.1") as ours, called(door) as other:
+        assert exchange(ours, b"hello") == b"hello"
+        assert exchange(other, b"hello") == b"hello"
+        assert proxy.links() == [Path("1", "2"), Path("7", "2")]
+        proxy.cut(both_ways(7, [2]))
+        ours.sendall(b"hello")
+        assert is_silent(ours)
 
 
 def test_nobody_gets_through_while_either_way_is_cut(

@@ -1,0 +1,37 @@
+"""Whose connection it is: of nodes that cannot be given a source address of their own, by their process (Linux)."""
+
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+_LOCAL, _INODE = 1, 9  # columns of /proc/net/tcp
+
+
+def caller(address: tuple[str, int], pids: Mapping[str, int]) -> str | None:
+    """The node that holds the socket bound to this address; None if none of them does."""
+    inode = _inode_of(address)
+    if inode is None:
+        return None
+    return next((node for node, pid in pids.items() if _holds(pid, f"socket:[{inode}]")), None)
+
+
+def _inode_of(address: tuple[str, int]) -> str | None:
+    (packed,) = struct.unpack("=I", socket.inet_aton(address[0]))
+    local = f"{packed:08X}:{address[1]:04X}"
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[_LOCAL] == local:
+            return fields[_INODE]
+    return None
+
+
+def _holds(pid: int, target: str) -> bool:
+    with suppress(OSError):  # the process has ended
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # this one was closed meanwhile
+                if os.readlink(entry.path) == target:
+                    return True
+    return False
