@@ -149,6 +149,12 @@ class Producers:
             del self._refusals[next(iter(self._refusals))]
         self._refusals[producer_id] = Refusal(epoch, sequence, code)
 
+    def _settle_refusal(self, producer_id: int, epoch: int, trace: BatchTrace) -> None:
+        """It has come again. What a follower still learns of earlier batches settles nothing."""
+        refusal = self._refusals.get(producer_id)
+        if refusal is not None and (epoch > refusal.epoch or trace.last_sequence >= refusal.sequence):
+            del self._refusals[producer_id]
+
     def _check_refusal(self, producer_id: int, epoch: int, sequence: int, expected: int | None) -> None:
         """`expected` is None for a producer that nothing is known of."""
         refusal = self._refusals.get(producer_id)
@@ -171,7 +177,7 @@ class Producers:
     ) -> None:
         """A batch of data is in the log. `seen_ms` counts for idleness, as timestamps of records may lie."""
         if self._refusals:
-            self._refusals.pop(producer_id, None)
+            self._settle_refusal(producer_id, epoch, trace)
         state = self.states.get(producer_id)
         if state is None:
             state = self.states[producer_id] = ProducerState(epoch)

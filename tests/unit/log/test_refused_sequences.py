@@ -52,6 +52,16 @@ def test_the_first_batch_of_an_epoch_comes_first(log):
     append(log, b"x", producer=(1, 1, 0))
 
 
+def test_earlier_batches_that_a_follower_still_learns_of_settle_nothing(log):
+    append(log, b"x", producer=(1, 0, 0))
+    log.producers.refused(1, 0, 3, NOT_NOW)
+    for sequence in (1, 2):
+        append(log, b"x", producer=(1, 0, sequence))
+    assert code_of(log, (1, 0, 4)) is NOT_NOW
+    append(log, b"x", producer=(1, 0, 3))
+    assert code_of(log, (1, 0, 5)) is OUT_OF_ORDER
+
+
 def test_other_gaps_are_out_of_order_as_ever(log):
     for producer in (1, 2):
         append(log, b"x", producer=(producer, 0, 0))
