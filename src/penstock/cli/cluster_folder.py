@@ -41,6 +41,7 @@ class LocalCluster:
     settings: Mapping[str, str] = field(default_factory=dict)
     cluster_id: str | None = None
     supervisor: int | None = None  # the pid of who watches over the nodes
+    first_port: int = 0  # nodes have this and the next ones; 0: whatever was free
 
     @property
     def bootstrap(self) -> str:
@@ -120,6 +121,7 @@ def _decode(document: dict[str, Any]) -> LocalCluster:
         settings=dict(document["settings"]),
         cluster_id=document["cluster_id"],
         supervisor=document["supervisor"],
+        first_port=document["first_port"],
     )
 
 

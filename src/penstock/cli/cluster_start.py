@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +14,12 @@ import typer
 
 from penstock.broker.listeners import parse_address
 from penstock.cli import notify
-from penstock.cli.cluster_folder import ClusterFolder, LocalCluster, free_ports, refuse_taken
+from penstock.cli.cluster_folder import LOCK, ClusterFolder, LocalCluster, free_ports, refuse_taken
 from penstock.cli.cluster_plan import HOST, grown, local_members, node_words, serve_command
 from penstock.cli.failure import WRONG_USAGE, Failure
+from penstock.cli.flags import LIFELINE
 from penstock.cli.options import pairs
-from penstock.cli.output import note
+from penstock.cli.output import note, plural
 from penstock.cli.supervisor import STOP_DEADLINE_S, Node, Supervisor, Watcher
 
 DEFAULT_NODES = 3
@@ -73,14 +75,13 @@ def start(
             node.id,
             serve_command(
                 *node_words(node, cluster, None if config is None else str(config.absolute()), settings),
-                "--with-parent",
-                str(os.getpid()),
+                LIFELINE,
             ),
             None if node.log is None else Path(node.log),
         )
         for node in cluster.nodes
     ]
-    note(f"starting {len(cluster.nodes)} nodes in {_short(place.path)}")
+    note(f"starting {plural(len(cluster.nodes), 'node')} in {_short(place.path)}")
     raise typer.Exit(supervise(place, cluster, commands, lock, restart=restart, ready=_announce))
 
 
@@ -135,10 +136,8 @@ def stop(
         return
     import signal
 
-    watched = cluster.supervisor is not None and _signal(cluster.supervisor, signal.SIGTERM, place.path)
-    if not watched:
-        for node in cluster.nodes:
-            _signal(node.pid, signal.SIGTERM, place.path)
+    # Where the supervisor is gone, its nodes have noticed and are stopping already.
+    _signal(cluster.supervisor, signal.SIGTERM, place.path)
     if not _has_stopped(place, timeout_s):
         note(f"not stopped within {timeout_s:g} s, killing; the next start recovers")
         for node in cluster.nodes:
@@ -158,19 +157,13 @@ def _planned(
     port: int | None,
     http_port: int | None,
 ) -> LocalCluster:
-    founded = known is not None and known.cluster_id is not None
-    count = nodes or (len(known.nodes) if known and founded else DEFAULT_NODES)
-    first = port if port is not None else _first_port(known) if founded else DEFAULT_PORT
+    founded = known if known is not None and known.cluster_id is not None else None
+    count = nodes or (len(founded.nodes) if founded else DEFAULT_NODES)
+    first = port if port is not None else founded.first_port if founded else DEFAULT_PORT
     ports = _ports(first, count)
     http_ports: list[int | None] = [None] * count if http_port is None else [*_ports(http_port, count)]
-    return grown(known, nodes, local_members(place.path, count, ports, http_ports))
-
-
-def _first_port(known: LocalCluster | None) -> int:
-    """New nodes of a cluster on consecutive ports go on with these; else any free ones do."""
-    assert known is not None
-    ports = [parse_address(node.address)[1] for node in known.nodes]
-    return ports[0] if ports == list(range(ports[0], ports[0] + len(ports))) else 0
+    members = local_members(place.path, count, ports, http_ports)
+    return replace(grown(known, nodes, members), first_port=first)
 
 
 def _ports(first: int, count: int) -> list[int]:
@@ -208,7 +201,7 @@ def _cluster_id(cluster: LocalCluster) -> str | None:
 # -- telling ----------------------------------------------------------------------------------------------
 
 _READY = """
-  {count} nodes are up; data and logs are in {folder}. Ctrl-C stops them cleanly.
+  {what} up; data and logs are in {folder}. Ctrl-C stops the cluster cleanly.
 
   Try, in another terminal:
 
@@ -231,10 +224,8 @@ def _announce(cluster: LocalCluster) -> None:
     if len(cluster.nodes) == 2:
         note("two nodes have one controller between them: three survive the loss of one")
     folder = _short(Path(cluster.nodes[0].data_dir).parent)
-    text = _READY.format(
-        count=len(cluster.nodes), folder=folder, bootstrap=cluster.bootstrap, command=command()
-    )
-    print(text if len(cluster.nodes) > 1 else text.replace("1 nodes are", "1 node is"), flush=True)
+    what = "1 node is" if len(cluster.nodes) == 1 else f"{len(cluster.nodes)} nodes are"
+    print(_READY.format(what=what, folder=folder, bootstrap=cluster.bootstrap, command=command()), flush=True)
 
 
 def _short(path: Path) -> str:
@@ -244,15 +235,11 @@ def _short(path: Path) -> str:
 # -- stopping from another shell --------------------------------------------------------------------------
 
 
-def _signal(pid: int | None, number: int, folder: Path) -> bool:
-    """Whether it was sent: a pid that by now belongs to something else is left alone."""
-    if pid is None or not _is_ours(pid, folder):
-        return False
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
+def _signal(pid: int | None, number: int, folder: Path) -> None:
+    """A pid that by now belongs to something else is left alone."""
+    if pid is not None and _is_ours(pid, folder):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _is_ours(pid: int, folder: Path) -> bool:
@@ -262,7 +249,7 @@ def _is_ours(pid: int, folder: Path) -> bool:
         return True
     try:
         return any(
-            os.path.samefile(os.path.join(descriptors, name), folder / "cluster.lock")
+            os.path.samefile(os.path.join(descriptors, name), folder / LOCK)
             for name in os.listdir(descriptors)
             if os.path.exists(os.path.join(descriptors, name))
         )

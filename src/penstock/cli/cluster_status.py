@@ -18,7 +18,7 @@ from penstock.cli.output import Cell, note, print_facts, print_json, print_table
 
 WATCH_EVERY_S = 2.0
 QUORUM_TIMEOUT_S = 6.0
-ROWS_SHOWN = 40
+ROWS_SHOWN = 20
 
 COUNTS: dict[str, Callable[[PartitionView], bool]] = {
     "offline": lambda partition: partition.is_offline,
@@ -84,7 +84,9 @@ def as_document(view: ClusterView, found: list[Finding]) -> dict[str, Any]:
             "total": len(view.partitions),
             **{name: sum(map(applies, view.partitions)) for name, applies in COUNTS.items()},
         },
-        "troubles": [_trouble(partition) for partition in view.partitions if partition.troubles],
+        "troubles": [
+            _trouble(partition) for partition in sorted(view.partitions, key=_urgency) if partition.troubles
+        ],
     }
 
 
@@ -141,6 +143,11 @@ def _state(view: ClusterView, broker: Broker) -> str:
     if broker.fenced:
         return "fenced"
     return "unreachable" if broker.id in view.unreachable else "active"
+
+
+def _urgency(partition: PartitionView) -> tuple[bool, ...]:
+    """The worst first; in the order of COUNTS."""
+    return tuple(not applies(partition) for applies in COUNTS.values())
 
 
 def _trouble(partition: PartitionView) -> dict[str, Any]:

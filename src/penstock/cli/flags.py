@@ -60,12 +60,12 @@ SETTING_FLAGS = (
 )
 
 WORKERS = "--workers"
-PARENT = "--with-parent"
+LIFELINE = "--stop-with-stdin"
 
 SERVE_FLAGS = (
     *SETTING_FLAGS,
     Flag(WORKERS, "N", "Run N nodes, one per core: ids, ports and folders count up from this one's."),
-    Flag(PARENT, "PID", "Stop when that process, which has started this one, ends (Linux)."),
+    Flag(LIFELINE, None, "Stop when stdin ends: together with the process that started this one."),
     Flag("--welcome", None, "Print what to try next once the broker is up."),
 )
 

@@ -6,23 +6,19 @@ from collections.abc import Mapping, Sequence
 
 from penstock.broker.settings import InvalidSetting, Settings
 from penstock.cli.failure import WRONG_USAGE, Failure, report
-from penstock.cli.flags import PARENT, WORKERS, settings_from
+from penstock.cli.flags import LIFELINE, WORKERS, settings_from
 
 
 def start(flags: Mapping[str, Sequence[str]]) -> int:
-    if PARENT in flags and not _ends_with_parent(flags[PARENT][-1]):
-        return 0
     try:
         settings = settings_from(flags, os.environ)
     except InvalidSetting as error:
         return report(Failure(str(error), exit_code=WRONG_USAGE))
+    if LIFELINE in flags:
+        from penstock.cli.lifeline import stop_with_stdin
+
+        stop_with_stdin()
     return _start_workers(flags, settings) if WORKERS in flags else _start_node(flags, settings)
-
-
-def _ends_with_parent(text: str) -> bool:
-    from penstock.cli.parent import end_with
-
-    return not text.isdecimal() or end_with(int(text))
 
 
 def _start_workers(flags: Mapping[str, Sequence[str]], settings: Settings) -> int:

@@ -19,6 +19,8 @@ from penstock.cli.failure import Failure
 
 #: Longer than a node gives itself to hand over and to finish what it owes.
 STOP_DEADLINE_S = 30.0
+#: A second signal within this time is the first one by another way: `timeout` sends it to the process and its group.
+IMPATIENT_AFTER_S = 0.5
 RESTART_PAUSE_MIN_S = 1.0
 RESTART_PAUSE_MAX_S = 30.0
 LOG_LINES_SHOWN = 15
@@ -54,6 +56,7 @@ class Supervisor:
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._ready = {node.id: asyncio.Event() for node in nodes}
         self._stop = asyncio.Event()
+        self._stopped_at = 0.0
         self._log_starts: dict[int, int] = {}  # where in its log a node's present life begins
         self._socket_path = ""
 
@@ -101,7 +104,7 @@ class Supervisor:
             # A group of its own: a Ctrl-C at the terminal is ours to pass on, in our own time.
             self._processes[node.id] = await asyncio.create_subprocess_exec(
                 *node.command,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,  # held open: its end is the end of us, and the node's
                 stdout=output,
                 stderr=output,
                 env={**os.environ, notify.VARIABLE: self._socket_path},
@@ -190,15 +193,19 @@ class Supervisor:
     # -- going ---------------------------------------------------------------------------------------
 
     def _on_signal(self) -> None:
-        if self._stop.is_set():
+        now = asyncio.get_running_loop().time()
+        if not self._stop.is_set():
+            self._stopped_at = now
+        elif now - self._stopped_at > IMPATIENT_AFTER_S:
             self._watcher.say("killing what is left; the next start recovers")
             self._signal_all(signal.SIGKILL)
         self._stop.set()
 
     def _signal_all(self, number: signal.Signals) -> None:
         for process in self._alive():
+            # Not the process's own method, which may reap it behind the loop's back.
             with suppress(ProcessLookupError):
-                process.send_signal(number)
+                os.kill(process.pid, number)
 
     def _alive(self) -> list[asyncio.subprocess.Process]:
         return [process for process in self._processes.values() if process.returncode is None]

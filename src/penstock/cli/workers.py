@@ -14,7 +14,7 @@ from penstock.broker.settings import Settings
 from penstock.cli.cluster_folder import BROKER, CONTROLLER, ClusterFolder, LocalCluster, Member, free_ports
 from penstock.cli.cluster_plan import controllers_among, grown, quorum_flags, roles_of, serve_command
 from penstock.cli.failure import WRONG_USAGE, Failure
-from penstock.cli.flags import PARENT, WORKERS
+from penstock.cli.flags import LIFELINE, WORKERS
 from penstock.cli.supervisor import Node
 
 WORKERS_MAX = 64
@@ -31,7 +31,7 @@ _OWN = frozenset(
         "--rack",
         "--http",
     }
-    | {WORKERS, PARENT, "--welcome"}
+    | {WORKERS, LIFELINE, "--welcome"}
 )
 
 
@@ -126,7 +126,7 @@ def words(
         for part in (name, value)
     ]
     own = ["--node-id", str(node.id), "--data-dir", node.data_dir, "--roles", ",".join(node.roles)]
-    own += ["--rack", settings.rack or socket.gethostname(), PARENT, str(os.getpid())]
+    own += ["--rack", settings.rack or socket.gethostname(), LIFELINE]
     own += [part for at in settings.listeners for part in ("--listen", _shifted(at, number, node))]
     if settings.source("advertised.listeners").kind != "default":
         own += [part for at in settings.advertised for part in ("--advertise", _shifted(at, number, node))]
