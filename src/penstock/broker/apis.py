@@ -23,6 +23,8 @@ class Api(NamedTuple):
     while_starting: bool = False
     #: Means nothing on a node that is controller only, and is not on offer there.
     broker_only: bool = False
+    #: Waits for what other clients do: given up when the one who asked has gone.
+    waits_for_others: bool = False
 
     @property
     def handler(self) -> Callable[..., Any]:
@@ -39,10 +41,10 @@ APIS: Final = {
         Api(8, "offset_commit", 2, 10, broker_only=True),
         Api(9, "offset_fetch", 1, 10, broker_only=True),
         Api(10, "find_coordinator", 0, 6),
-        Api(11, "join_group", 0, 9, broker_only=True),
+        Api(11, "join_group", 0, 9, broker_only=True, waits_for_others=True),
         Api(12, "heartbeat", 0, 4, broker_only=True),
         Api(13, "leave_group", 0, 5, broker_only=True),
-        Api(14, "sync_group", 0, 5, broker_only=True),
+        Api(14, "sync_group", 0, 5, broker_only=True, waits_for_others=True),
         Api(15, "describe_groups", 0, 6, broker_only=True),
         Api(16, "list_groups", 0, 5, broker_only=True),
         Api(API_VERSIONS, "api_versions", 0, 4, while_starting=True),

@@ -44,7 +44,7 @@ class Slot:
         self.done = False
         self.reply: Reply = None
         self.held_bytes = 0  # of a reply that waits for those before it
-        self.on_lost: Callable[[], None] | None = None
+        self.on_lost: Callable[[], object] | None = None
 
 
 class Connection(asyncio.BufferedProtocol):

@@ -48,6 +48,7 @@ class GroupCoordinator:
             find_partition=lambda index: node.partitions.led(OFFSETS_TOPIC, index),
             now_ms=node.now_ms,
             in_thread=node.in_thread,
+            commit_timeout_s=node.settings.integer("offsets.commit.timeout.ms") / 1000,
         )
 
     async def start(self) -> None:

@@ -5,6 +5,10 @@ shard at once, so that the next operation sees them; the replies are given out w
 passed them, so that nobody outside does before they are safe. Whatever breaks that order discards the shard,
 and it is loaded again from the log. A shard lives as long as the leader epoch in which it was loaded: what it
 decides on later is refused, and whoever leads then has loaded it from everything that was committed.
+
+While nothing is committed, because too few replicas are in sync or this leader has been left alone, those who wait
+are sent away after a while and newcomers at once: what they asked for may or may not have been done. Members do not
+run out of time meanwhile, as they cannot be heard.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from penstock.broker.commit_wait import CommitWait
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.records import Record, decode_records, encode_batch, iter_batches
 
@@ -88,6 +93,7 @@ class ActiveShard(Generic[ShardT]):
         last_offset: int,
         now_ms: Clock,
         on_failure: Callable[[ActiveShard[ShardT]], None],
+        commit_timeout_s: float,
     ) -> None:
         self.shard = shard
         self.partition = partition
@@ -101,36 +107,61 @@ class ActiveShard(Generic[ShardT]):
         self._timer_deadline_ms = 0
         self.is_closed = False
         self._skew_ms = self._clock_skew_ms()
+        self._commits = CommitWait(commit_timeout_s, self._stalled)
         self._do(lambda: shard.loaded(now_ms()))
 
     def __repr__(self) -> str:
         return f"<ActiveShard {self.shard!r} at {self._last_offset}, {len(self._tokens)} waiting>"
 
     def submit(self, operation: Callable[[ShardT, Token], Work]) -> Token:
-        """The token is answered by this operation or, if it has to wait, by a later one."""
-        token: Token = self._loop.create_future()
-        self._tokens.add(token)
-        token.add_done_callback(self._tokens.discard)
+        """The token is answered by this operation or, if it has to wait, by a later one.
+
+        Raises ApiError while nothing is committed.
+        """
+        token = self._new_token()
         self._follow_clock()
         self._do(partial(operation, self.shard, token), token)
         return token
 
     def read(self, question: Callable[[ShardT], Result]) -> asyncio.Future[Result]:
-        """The answer is of now; it is given out when everything that it can reveal is committed."""
-        token: Token = self._loop.create_future()
-        self._tokens.add(token)
-        token.add_done_callback(self._tokens.discard)
+        """The answer is of now; it is given out when everything that it can reveal is committed.
+
+        Raises ApiError while nothing is committed.
+        """
+        token = self._new_token()
         self._release_later(((token, question(self.shard)),))
         return token
 
     def close(self, code: ErrorCode) -> None:
         """Nobody who waits here will be answered by this shard any more."""
         self.is_closed = True
+        self._commits.close()
+        self._send_away(code)
+
+    def _new_token(self) -> Token:
+        if self._commits.is_stalled:
+            raise ApiError(ErrorCode.coordinator_not_available)
+        token: Token = self._loop.create_future()
+        self._tokens.add(token)
+        token.add_done_callback(self._tokens.discard)
+        return token
+
+    def _send_away(self, code: ErrorCode) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         for token in tuple(self._tokens):
             if not token.done():
                 token.set_exception(ApiError(code))
+
+    def _stalled(self) -> None:
+        logger.warning("nothing is committed; sending %d requests away: %r", len(self._tokens), self)
+        self._send_away(ErrorCode.coordinator_not_available)
+
+    def _resumed(self, after_s: float) -> None:
+        logger.info("committed again after %.1f s: %r", after_s, self)
+        self.shard.clock_moved(int(after_s * 1000))
+        self._set_timer()
 
     def _do(self, decide: Callable[[], Work], token: Token | None = None) -> None:
         if self.is_closed:
@@ -164,6 +195,7 @@ class ActiveShard(Generic[ShardT]):
 
     def _release_later(self, replies: Iterable[tuple[Token, object]]) -> None:
         if replies:
+            self._commits.begin()
             self.partition.when_committed(self._last_offset, partial(self._release, replies))
 
     def _release(self, replies: Iterable[tuple[Token, object]], error: ApiError | None) -> None:
@@ -171,6 +203,9 @@ class ActiveShard(Generic[ShardT]):
             self._fail(_coordinator_error(error.code))
         if self.is_closed:
             return
+        stalled_s = self._commits.end()
+        if stalled_s:
+            self._resumed(stalled_s)
         for token, reply in replies:
             # The one who asked may have gone away meanwhile.
             if not token.done():
@@ -219,11 +254,14 @@ class CoordinatorRuntime(Generic[ShardT]):
         find_partition: Callable[[int], Partition | None],
         now_ms: Clock,
         in_thread: Callable[..., Awaitable[Any]],
+        commit_timeout_s: float = 5.0,
     ) -> None:
+        """Who waits for longer than `commit_timeout_s` for a commit is told COORDINATOR_NOT_AVAILABLE."""
         self._new_shard = new_shard
         self._find_partition = find_partition
         self._now_ms = now_ms
         self._in_thread = in_thread
+        self._commit_timeout_s = commit_timeout_s
         self._active: dict[int, ActiveShard[ShardT]] = {}
         self._loads: dict[int, asyncio.Task[None]] = {}
         self._is_closed = False
@@ -306,6 +344,7 @@ class CoordinatorRuntime(Generic[ShardT]):
             last_offset=last_offset,
             now_ms=self._now_ms,
             on_failure=partial(self._on_failure, index),
+            commit_timeout_s=self._commit_timeout_s,
         )
         if not active.is_closed:
             self._active[index] = active

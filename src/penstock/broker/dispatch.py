@@ -119,7 +119,9 @@ class Dispatcher:
         if inspect.isawaitable(response):
             slot = connection.defer(context.api_key)
             answer = self._encoded_later(context, correlation_id, response)
-            self._node.spawn(self._answer_later(connection, slot, answer))
+            task = self._node.spawn(self._answer_later(connection, slot, answer))
+            if APIS[context.api_key].waits_for_others:
+                slot.on_lost = task.cancel
             return
         connection.send(self.encode(context.api_key, context.version, correlation_id, response))
         self._metrics.observe_request(context.api_key, perf_counter() - started)

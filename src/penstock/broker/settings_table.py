@@ -254,6 +254,13 @@ _GROUPS = (
         1,
     ),
     _node("offsets.topic.segment.bytes", _INT, 100 * _MIB, "Segment size of that topic.", 1),
+    _node(
+        "offsets.commit.timeout.ms",
+        _INT,
+        5000,
+        "How long group requests wait for the replicas of that topic before they are told to try again.",
+        1,
+    ),
     _node("offsets.retention.minutes", _INT, 10_080, "How long an unused group keeps its offsets.", 1),
     _node("offsets.retention.check.interval.ms", _LONG, 600_000, "How often old offsets are looked for.", 1),
     _node("offset.metadata.max.bytes", _INT, 4096, "Longest note stored with a committed offset.", 0),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.unit.broker.virtual_time import in_virtual_time
 from tests.unit.log.helpers import open_log
 
 from penstock.broker import coordinator_runtime
@@ -109,7 +110,7 @@ class Partition:
 class Bench:
     """A runtime with one partition, number 0, and a clock that stands still."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, commit_timeout_s: float = 60.0) -> None:
         self.partition: Partition | None = Partition(log)
         self.now_ms = 1_700_000_000_000
         self.shards: list[Ledger] = []
@@ -120,6 +121,7 @@ class Bench:
             find_partition=lambda index: self.partition if index == 0 else None,
             now_ms=lambda: self.now_ms,
             in_thread=self._in_thread,
+            commit_timeout_s=commit_timeout_s,
         )
 
     @property
@@ -450,3 +452,64 @@ async def test_a_clock_that_is_set_is_not_time_that_passed(bench: Bench) -> None
     bench.now_ms += 3_600_000
     await bench.put()
     assert abs(bench.shard.moved_ms - 3_600_000) < 1_000
+
+
+async def _loaded(log: Log) -> Bench:
+    bench = Bench(log, commit_timeout_s=5.0)
+    await bench.entries()
+    return bench
+
+
+@in_virtual_time
+async def test_where_nothing_is_committed_nobody_waits_for_ever(log: Log) -> None:
+    bench = await _loaded(log)
+    parked, write, read = (
+        bench.begin(bench.park()),
+        bench.begin(bench.put(a="1")),
+        bench.begin(bench.entries()),
+    )
+    await asyncio.sleep(4.9)
+    assert done((parked, write, read)) == [False, False, False]
+    await asyncio.sleep(0.2)
+    later = bench.begin(bench.put(b="2"))
+    await settle()
+    codes = {code_of(task) for task in (parked, write, read, later)}
+    assert codes == {ErrorCode.coordinator_not_available}
+    assert log.end_offset == 1, "nothing piles up in the log"
+    bench.runtime.close()
+
+
+@in_virtual_time
+async def test_what_was_decided_before_a_stall_is_there_after_it(log: Log) -> None:
+    bench = await _loaded(log)
+    write, shard = bench.begin(bench.put(a="1")), bench.shard
+    await asyncio.wait((write,))
+    bench.disk.commit()
+    assert await bench.entries() == {b"a": b"1"}
+    assert bench.shard is shard
+    bench.runtime.close()
+
+
+@in_virtual_time
+async def test_nobody_runs_out_of_time_while_nobody_can_be_heard(log: Log) -> None:
+    bench = await _loaded(log)
+    parked = bench.begin(bench.park(deadline_ms=bench.now_ms + 20_000))
+    write = bench.begin(bench.put(a="1"))
+    await asyncio.sleep(60)
+    bench.now_ms += 60_000
+    assert done((parked, write)) == [True, True]
+    assert bench.shard.parked, "time was up, and it was not looked at"
+    bench.disk.commit()
+    assert bench.shard.moved_ms == 60_000
+    bench.runtime.close()
+
+
+@in_virtual_time
+async def test_slow_commits_are_no_stall_while_they_come(log: Log) -> None:
+    bench = await _loaded(log)
+    for number in range(10):
+        write = bench.begin(bench.put(a=str(number)))
+        await asyncio.sleep(4)
+        bench.disk.commit()
+        assert await write == min(number, 1)
+    bench.runtime.close()

@@ -553,3 +553,21 @@ async def test_a_group_id_that_cannot_be_stored_is_refused(node: Running) -> Non
     assert errors_of(await node.commit(9, to_commit(None, "t", 1), group=wide)) == [
         ErrorCode.invalid_group_id
     ]
+
+
+async def test_a_join_is_given_up_when_its_client_goes(node: Running) -> None:
+    await node.stable_member()
+
+    def waiting() -> int:
+        return sum("_answer_later" in repr(task) for task in asyncio.all_tasks())
+
+    other = await WireClient.connect(node.node)
+    joining = asyncio.create_task(Running(node.node, other).join(3))
+    await eventually_async(lambda: _soon(waiting() == 1))
+    await other.close()
+    await asyncio.gather(joining, return_exceptions=True)
+    await eventually_async(lambda: _soon(waiting() == 0), within_s=5)
+
+
+async def _soon(is_true: bool) -> bool:
+    return is_true
