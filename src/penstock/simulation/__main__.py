@@ -94,7 +94,7 @@ def _hunt(options: argparse.Namespace) -> int:
     _print(f"{'bug':38} {'seeds':>5}  caught by")
     for catch in hunts(names, first_seed=options.first, seeds_max=options.seeds, workers=options.workers):
         missed += catch.invariant is None
-        _print(f"{catch.mutation.name:38} {catch.seeds:5}  {catch.invariant or 'NOTHING'}")
+        _print(f"{catch.name:38} {catch.seeds:5}  {catch.invariant or 'NOTHING'}")
     _print(f"{len(names) - missed} of {len(names)} bugs caught")
     return 1 if missed else 0
 

@@ -76,7 +76,7 @@ class Controller:
                 self.sessions.contacted(
                     request.broker_id, request.broker_epoch, now_ms, metadata_offset=request.metadata_offset
                 )
-                self.node.invariants.heartbeat_accepted(request.broker_id, request.broker_epoch)
+                self.node.invariants.heartbeat_accepted(self.node, request.broker_id, request.broker_epoch)
                 metadata.propose(lambda image, _: self._heartbeat(image, request), respond)
             case "alter_partition":
                 metadata.propose(
@@ -102,6 +102,7 @@ class Controller:
         raise AssertionError(f"nobody answers {kind}")
 
     def _register(self, image: ClusterImage, offset: int, request: BrokerRegistration) -> Decision[int]:
+        self.node.invariants.registration_decided(request.broker_id, request.incarnation)
         silent_ms = self.sessions.silent_ms(request.broker_id, self.node.now_ms())
         return register_broker(image, request, broker_epoch=offset, silent_ms=silent_ms, rules=self.rules)
 

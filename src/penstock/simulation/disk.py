@@ -24,6 +24,7 @@ class Disk:
         #: Small files, written to a temporary name, synced and renamed: whole, old or new.
         self.files: dict[str, Any] = {}
         self.is_full = False
+        self.is_slow = False
         #: The next fsync reports an error, and what it should have kept is gone with the power.
         self.fails_next_sync = False
         #: Changes with every start of the machine, not of the process.
@@ -80,7 +81,8 @@ class Disk:
 
     def _sync_ms(self) -> int:
         world = self.world
-        return world.between(*(_SLOW_SYNC_MS if world.chance(_SLOW_CHANCE) else _SYNC_MS))
+        is_slow = self.is_slow or world.chance(_SLOW_CHANCE)
+        return world.between(*(_SLOW_SYNC_MS if is_slow else _SYNC_MS))
 
     # --- faults ---
 

@@ -38,12 +38,13 @@ class Faults:
             (self.blind, 3, "cut from controllers"),
             (self.storm, 3, "storm"),
             (self.fill_disk, 1, "disk full"),
+            (self.slow_disk, 2, "slow disk"),
             (self.fail_sync, 1, "fsync error"),
             (self.flip_bit, 2, "bit flip"),
             (self.jump_clock, 1, "clock jump"),
             (self.replace_disk, 3, "disk lost"),
             (self.restart_cleanly, 2, "clean restart"),
-            (self.freeze_client, 1, "client freeze"),
+            (self.freeze_client, 2, "client freeze"),
             (self.impersonate, 1, "second broker with one id"),
             (self.reassign, 2, "reassignment"),
             (self.elect, 1, "preferred election"),
@@ -68,7 +69,7 @@ class Faults:
         for member in self.workload.members:
             self._wake_client(member)
         for machine in cluster.machines.values():
-            machine.disk.is_full = machine.disk.fails_next_sync = False
+            machine.disk.is_full = machine.disk.fails_next_sync = machine.disk.is_slow = False
             if machine.node is not None and machine.node.life.is_frozen:
                 self.world.thaw(machine.node.life)
             if machine.node is not None and machine.node.lifecycle.is_leaving:
@@ -149,11 +150,14 @@ class Faults:
 
     def freeze_client(self) -> bool:
         """A member of the group stops for longer than its session, and goes on as if nothing had been."""
-        member = self.workload.members[self.world.draw(len(self.workload.members))]
+        owners = [member for member in self.workload.members if member.is_working and member.owned]
+        if not owners:
+            return False
+        member = owners[self.world.draw(len(owners))]
         self.world.note("FAULT client freeze", member.id)
         member.is_asleep = True
         self.world.freeze(member.life)
-        self._later(200, 1_000, self._wake_client, member)
+        self._later(300, 1_500, self._wake_client, member)
         return True
 
     def _wake_client(self, member: Member) -> None:
@@ -226,7 +230,7 @@ class Faults:
             return False
         self.world.note("FAULT cut from controllers", machine.id)
         self.cluster.network.blind.add(machine.id)
-        self._later(100, 800, self._see, machine.id)
+        self._later(100, 1_500, self._see, machine.id)
         return True
 
     def _see(self, id: int) -> None:
@@ -259,6 +263,18 @@ class Faults:
     def _free_disk(self, machine: Machine) -> None:
         machine.disk.is_full = False
         self.cluster.start(machine)
+
+    def slow_disk(self) -> bool:
+        machine = self._any_machine()
+        if machine is None:
+            return False
+        self.world.note("FAULT slow disk", machine.id)
+        machine.disk.is_slow = True
+        self._later(100, 600, self._speed_up, machine)
+        return True
+
+    def _speed_up(self, machine: Machine) -> None:
+        machine.disk.is_slow = False
 
     def fail_sync(self) -> bool:
         machine = self._any_machine()

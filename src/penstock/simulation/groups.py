@@ -57,9 +57,16 @@ class Groups:
         self._do(lambda: operation(self.shard, token, self._now_ms()))
 
     def read(self, question: Callable[[GroupShard], Any], respond: Callable[[Any], None]) -> None:
-        """The answer is of now; it is given out when everything that it can reveal is committed."""
+        """The answer is of now; it is given out when everything that it can reveal is committed.
+
+        With it goes whether it was asked of the newest coordinator: one that is deposed and does not know it yet
+        may tell old news.
+        """
         token = self._token(respond)
-        self._release_later(((token, question(self.shard)),))
+        self._release_later(((token, self.answer_to(question)),))
+
+    def answer_to(self, question: Callable[[GroupShard], Any]) -> tuple[bool, Any]:
+        return self.node.invariants.is_newest_leader(self.replica), question(self.shard)
 
     def close(self) -> None:
         """Nobody who waits here will be answered by this shard any more."""

@@ -39,6 +39,7 @@ class Invariants:
         self._high_watermarks: dict[tuple[Key, int], int] = {}
         self._unclean: set[tuple[str, int, int]] = set()
         self._heard: dict[tuple[int, int], int] = {}
+        self._silent_ms: dict[UUID, int] = {}
         self._is_small = len(cluster.machines) < 12
 
     def ledger(self, key: Key) -> Ledger:
@@ -108,8 +109,15 @@ class Invariants:
         if offset == self.image_offset and _essence(image) != _essence(self.image):
             raise Violation("snapshot equals image", f"differs at {offset}")
 
-    def heartbeat_accepted(self, broker: int, epoch: int) -> None:
-        self._heard[broker, epoch] = self.cluster.world.now_ms
+    def heartbeat_accepted(self, controller: Node, broker: int, epoch: int) -> None:
+        """By the newest controller: what a deposed one hears, the others cannot know."""
+        if controller.quorum.core.epoch == max(self._raft_leaders):
+            self._heard[broker, epoch] = self.cluster.world.now_ms
+
+    def registration_decided(self, broker: int, incarnation: UUID) -> None:
+        known = self.image.brokers.get(broker)
+        heard_ms = -1_000 if known is None else self._heard.get((broker, known.epoch), -1_000)
+        self._silent_ms[incarnation] = self.cluster.world.now_ms - heard_ms
 
     def _no_live_broker_replaced(
         self, before: ClusterImage, image: ClusterImage, brokers: tuple[int, ...]
@@ -121,7 +129,7 @@ class Invariants:
                 continue
             node = self.cluster.machines[id].node
             is_alive = node is not None and node.incarnation == old.incarnation and not node.life.is_frozen
-            silent_ms = self.cluster.world.now_ms - self._heard.get((id, old.epoch), 0)
+            silent_ms = self._silent_ms.get(new.incarnation, 0)
             if is_alive and silent_ms < self.cluster.timings.heartbeat_ms:
                 raise Violation(
                     "a live broker is not replaced", f"{id}: {old} by {new}, heard {silent_ms} ms ago"
@@ -315,6 +323,10 @@ class Invariants:
     def _newest_epoch(self, key: Key) -> int:
         state = self._state(key)
         return -1 if state is None else state.leader_epoch
+
+    def is_newest_leader(self, replica: Replica) -> bool:
+        rules = replica.leading
+        return rules is not None and rules.leader_epoch == self._newest_epoch(replica.key)
 
     def _is_complete(self, key: Key, broker: int) -> bool:
         state = self._state(key)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _GROUP: Final = "g"
 _TOPIC: Final = "orders"
-_SESSION_MS: Final = 500
+_SESSION_MS: Final = 300
 
 Operation = Callable[[GroupShard, Token, int], Work]
 
@@ -123,8 +123,9 @@ class Member(Client):
         known, generation = self.history.committed[partition], self.generation
 
         def answered(reply: Any, _: bool) -> None:
-            if isinstance(reply, tuple) and len(reply) == 1:
-                stored = reply[0].committed
+            is_newest, found = reply if isinstance(reply, tuple) else (False, ())
+            if is_newest and len(found) == 1:
+                stored = found[0].committed
                 offset = -1 if stored is None else stored.offset
                 self.history.told(partition, offset, known)
                 self.counts["offsets read"] += 1

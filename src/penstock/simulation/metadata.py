@@ -65,11 +65,11 @@ class Metadata:
             respond(ErrorCode.not_controller)
             return
         self._queue.append(_Proposal(decide, respond))
-        self._decide()
+        self.node.quorum.in_turn(self._decide)
 
     def _decide(self) -> None:
         """Everything that waits, one after the other, as one batch."""
-        if self._under_way is not None or not self._queue:
+        if self._under_way is not None or not self._queue or not self.is_active:
             return
         fork, end = self.image.fork(), self.node.quorum.log.end_offset
         records: list[Any] = []
@@ -133,8 +133,8 @@ class Metadata:
             replies, self._under_way = self._under_way[1], None
             self._reply(replies)
         self._maybe_activate()
-        if self.is_active:
-            self._decide()
+        if self.is_active and self._queue:
+            self.node.quorum.in_turn(self._decide)
         if self.applied - self._snapshot_offset >= _SNAPSHOT_RECORDS:
             self._snapshot_offset = self.applied
             self.node.quorum.snapshot_at(self.applied, self.image)

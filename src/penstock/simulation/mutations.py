@@ -15,7 +15,7 @@ MUTATIONS: tuple[Mutation, ...] = (*PARTITION_MUTATIONS, *QUORUM_MUTATIONS, *CON
 class Catch(NamedTuple):
     """`invariant` is None when no seed caught the bug."""
 
-    mutation: Mutation
+    name: str
     seeds: int
     invariant: str | None
     story: str = ""
@@ -27,5 +27,5 @@ def hunt(mutation: Mutation, *, first_seed: int, seeds_max: int) -> Catch:
         for number in range(seeds_max):
             outcome = run_seed(first_seed + number)
             if outcome.invariant is not None:
-                return Catch(mutation, number + 1, outcome.invariant, outcome.story)
-    return Catch(mutation, seeds_max, None)
+                return Catch(mutation.name, number + 1, outcome.invariant, outcome.story)
+    return Catch(mutation.name, seeds_max, None)

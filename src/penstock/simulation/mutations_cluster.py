@@ -164,6 +164,12 @@ QUORUM_MUTATIONS = (
         ),
     ),
     Mutation(
+        name="append-out-of-turn",
+        sentence="A controller appends while its rules have already moved to another epoch.",
+        trap=Traps.FENCE,
+        patches=(Patch(Quorum, "in_turn", lambda self, call: call()),),
+    ),
+    Mutation(
         name="controller-acts-too-early",
         sentence="A new controller decides before its image has all that was committed.",
         trap=Traps.QUORUM,

@@ -94,7 +94,7 @@ _find_clean = Node.find_clean
 
 
 def _read_at_once(self: Groups, question: Any, respond: Any) -> None:
-    respond(question(self.shard))
+    respond(self.answer_to(question))
 
 
 def _answer_at_once(self: Groups, replies: Any) -> None:

@@ -95,10 +95,19 @@ class Quorum:
         return -1 if self.core.high_watermark is None else self.core.high_watermark
 
     def append(self, payload: tuple[Any, ...]) -> int:
-        """The leader's own records, as one batch. The log's end afterwards."""
+        """The leader's own records, as one batch, in its turn. The log's end afterwards."""
         self._append(payload, is_control=False)
-        self.event(lambda: self.core.appended(self._now_ms()))
+        self._next.append(lambda: self.core.appended(self._now_ms()))
         return self.log.end_offset
+
+    def in_turn(self, call: Callable[[], None]) -> None:
+        """When everything that the rules have handed out is done: who leads is known then."""
+
+        def event() -> Actions:
+            call()
+            return []
+
+        self.event(event)
 
     def received(self, request: Any, respond: Callable[[Any], None]) -> None:
         self.event(lambda: self.core.received(request, respond, self._now_ms()))

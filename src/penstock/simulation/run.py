@@ -65,7 +65,7 @@ def _build(world: World) -> tuple[Cluster, Workload]:
     extra = world.draw(3) if world.chance(0.5) else 0
     voters = 3 if world.chance(0.8) else 2
     cluster = Cluster(world, Shape(brokers=extra, voters=voters, clock_drift=0.03), SMALL)
-    topics = [TopicShape("orders", world.between(1, 2), 3, 2), offsets_topic()]
+    topics = [TopicShape("orders", 1 if world.chance(0.3) else 2, 3, 2), offsets_topic()]
     if world.chance(0.4):
         topics.append(TopicShape("plain", 1, world.between(2, 3), 1))
     if world.chance(0.3):

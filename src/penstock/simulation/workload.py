@@ -111,7 +111,8 @@ class Workload:
         elif kind < 16:
             self.consumer.ask_latest(self._any_partition())
         elif kind < 19:
-            self.members[world.draw(len(self.members))].commit()
+            for member in self.members:
+                member.commit()
         else:
             self.members[world.draw(len(self.members))].read(world.draw(self.history.partitions))
         self.admin.after(world.between(1, 2 * self.pace_ms), self._step)
