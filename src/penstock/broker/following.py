@@ -195,7 +195,7 @@ class Following:
         """What takes no time. Returns the outcome of this and what came before."""
         match action:
             case RaiseHighWatermark(offset):
-                self.leader_high_watermark = offset
+                self.leader_high_watermark = self.partition.leaders_high_watermark = offset
                 high = self.rules.bounded_high_watermark(offset, self._log)
                 if high > self.partition.high.offset:
                     self.partition.follower_high_watermark(high)

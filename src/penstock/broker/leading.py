@@ -117,7 +117,9 @@ class Leading:
             if heard is not None:
                 self.fetched(heard.replica, heard.offset, heard.broker_epoch, heard.heard_ms)
         self._follow_rules(self.rules.expired(now_ms))
-        return self.rules.wanted_isr(now_ms, is_eligible)
+        wanted = self.rules.wanted_isr(now_ms, is_eligible)
+        # Any change says that this leader has recovered; where none is wanted, the same set says it.
+        return self.rules.present_isr() if wanted is None and self.is_recovering else wanted
 
     def isr_committed(self, isr: tuple[int, ...], partition_epoch: int) -> None:
         before = self.rules.isr

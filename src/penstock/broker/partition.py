@@ -73,6 +73,7 @@ class Partition:
         "last_turn",
         "leader_epoch",
         "leader_id",
+        "leaders_high_watermark",
         "leading",
         "log",
         "min_insync_replicas",
@@ -116,6 +117,8 @@ class Partition:
         self.traffic = metrics.traffic(topic)
         # After recovery everything that is left is on disk: the log was read back from it.
         self.high = log.end if high_watermark is None else self._bounded(high_watermark)
+        #: The furthest that a leader has called committed, whether it is here or not.
+        self.leaders_high_watermark = self.high.offset
         self.last_turn: asyncio.Task[None] | None = None
         #: The fetch sessions of followers at this partition.
         self.followers: set[FollowerWaiter] = set()
@@ -226,7 +229,7 @@ class Partition:
             self.epoch_start_offset = self.log.end_offset
             self.leading = None
         self._take_role(Role.LEADER, state, local_id)
-        if state.replicas == state.isr == (local_id,):
+        if state.replicas == state.isr == (local_id,) and not state.leader_recovering:
             self.leading = None
             self._durable_moved()
         elif self.leading is None:

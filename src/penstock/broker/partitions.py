@@ -109,6 +109,7 @@ class PartitionTable:
 
     def _lead(self, partition: Partition, state: PartitionState) -> None:
         is_new = not partition.is_leader or partition.leader_epoch != state.leader_epoch
+        high_watermark = max(partition.high.offset, partition.leaders_high_watermark)
         lag_ms_max = self._node.settings.integer("replica.lag.time.max.ms")
         try:
             partition.lead(state, local_id=self._node.node_id, lag_ms_max=lag_ms_max)
@@ -118,11 +119,22 @@ class PartitionTable:
             partition.follow(replace(state, leader=NO_LEADER), local_id=self._node.node_id)
             self.unreadable(partition, error)
         if is_new and state.leader_recovering:
-            self._node.metrics.unclean_leaderships += 1
-            logger.warning(
-                "leading after an unclean election",
-                extra={"partition": _name(partition.key), "from": partition.log.end_offset},
-            )
+            self._report_unclean(partition, state, high_watermark)
+
+    def _report_unclean(self, partition: Partition, state: PartitionState, high_watermark: int) -> None:
+        """Followers that had more report what they give up when they truncate."""
+        self._node.metrics.unclean_leaderships += 1
+        end_offset = partition.log.end_offset
+        logger.warning(
+            "leading after an unclean election: what was committed from here on is lost",
+            extra={
+                "partition": _name(partition.key),
+                "leader_epoch": state.leader_epoch,
+                "epoch_start_offset": end_offset,
+                "known_high_watermark": high_watermark,
+                "known_lost": max(0, high_watermark - end_offset),
+            },
+        )
 
     async def try_again(self, image: ClusterImage) -> list[Key]:
         """Make what the disk refused before; returns what is there now. With the metadata log's turn held."""

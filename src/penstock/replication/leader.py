@@ -193,6 +193,12 @@ class LeaderRules:
             return None
         return IsrProposal(self._with_epochs(wanted), self.leader_epoch, self.partition_epoch)
 
+    def present_isr(self) -> IsrProposal | None:
+        """The set as it is, for a leader that has something else to tell; None while a change is under way."""
+        if self._proposal is not None:
+            return None
+        return IsrProposal(self._with_epochs(self.isr), self.leader_epoch, self.partition_epoch)
+
     def proposed_isr(self, proposal: IsrProposal) -> None:
         """The proposal is being sent: from now on its members count, whatever becomes of it."""
         assert not self._in_flight, "one change at a time"

@@ -203,3 +203,23 @@ async def test_who_leads_followers_is_looked_after_before_any_of_them_asks(broke
     assert not woken, "a node alone has nothing to look after"
     await broker.create()
     assert woken == [broker.partition()]
+
+
+@pytest.mark.parametrize("replicas", [(ME, PEER, OTHER), (ME,)])
+async def test_a_leader_elected_uncleanly_says_that_it_has_recovered(
+    broker: Broker, replicas: tuple[int, ...]
+) -> None:
+    await broker.create(leader=-1, replicas=replicas, isr=())
+    broker.controller.answer = alter_partition_answer
+    broker.isr.start()
+    await broker.change(leader=ME, isr=(ME,), leader_recovery_state=1)
+    await until(lambda: broker.controller.requests)
+    (asked,) = broker.controller.requests[0].topics[0].partitions
+    members = [(each.broker_id, each.broker_epoch) for each in asked.new_isr_with_epochs]
+    assert (members, asked.leader_recovery_state) == ([(ME, -1)], 0)
+    assert broker.produce(acks=1).produced.error_code is ErrorCode.none
+    await broker.change(leader_recovery_state=0)
+    await _look(broker)
+    assert len(broker.controller.requests) == 1
+    assert (broker.partition().leading is None) is (replicas == (ME,))
+    assert broker.produce().produced.base_offset == 1

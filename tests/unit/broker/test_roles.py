@@ -157,10 +157,15 @@ async def test_leading_begins_when_a_truncation_under_way_has_ended(broker: Brok
     assert (broker.partition().role, broker.fetchers.following) == (Role.LEADER, {})
 
 
-async def test_an_unclean_election_is_counted(broker: Broker) -> None:
+async def test_an_unclean_election_is_counted_and_reported_with_offsets(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     await broker.create(leader=PEER)
+    broker.partition().leaders_high_watermark = 7
     await broker.change(leader=ME, isr=(ME,), leader_recovery_state=1)
     assert broker.metrics.unclean_leaderships == 1
+    (said,) = [vars(record) for record in caplog.records if "unclean" in record.message]
+    assert (said["epoch_start_offset"], said["known_high_watermark"], said["known_lost"]) == (0, 7, 7)
     assert broker.produce().produced.error_code is ErrorCode.none
 
 
