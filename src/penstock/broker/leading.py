@@ -101,9 +101,16 @@ class Leading:
     def changed(self, state: PartitionState) -> None:
         """The image tells of another in-sync set or other replicas under the same leader epoch."""
         self.is_recovering = state.leader_recovering
-        self.isr_committed(state.isr, state.partition_epoch)
-        isr_min = self._partition.isr_needed
-        self._follow_rules(self.rules.reconfigured(replicas=state.replicas, isr_min=isr_min))
+        rules, before = self.rules, self.rules.isr
+        moved = rules.changed(
+            isr=state.isr,
+            partition_epoch=state.partition_epoch,
+            replicas=state.replicas,
+            isr_min=self._partition.isr_needed,
+        )
+        if before != rules.isr:
+            self._partition.in_sync_changed(before, rules.isr)
+        self._follow_rules(moved)
 
     def configured(self, isr_min: int) -> None:
         self._follow_rules(self.rules.reconfigured(isr_min=isr_min))
@@ -120,13 +127,6 @@ class Leading:
         wanted = self.rules.wanted_isr(now_ms, is_eligible)
         # Any change says that this leader has recovered; where none is wanted, the same set says it.
         return self.rules.present_isr() if wanted is None and self.is_recovering else wanted
-
-    def isr_committed(self, isr: tuple[int, ...], partition_epoch: int) -> None:
-        before = self.rules.isr
-        moved = self.rules.isr_committed(isr, partition_epoch)
-        if before != self.rules.isr:
-            self._partition.in_sync_changed(before, self.rules.isr)
-        self._follow_rules(moved)
 
     def low_watermark(self, is_alive: Callable[[int], bool]) -> int:
         """Where the logs of all live replicas start, at the latest; -1 while one has not been heard of."""

@@ -232,14 +232,27 @@ class LeaderRules:
             self._drop_proposal()
 
     def isr_committed(self, isr: Iterable[int], partition_epoch: int) -> bool:
-        """What the controller has made it, from its answer or the image. True: the high watermark moved."""
+        """What the controller has made it, under the minimum known here. True: the high watermark moved."""
+        return self._took_isr(isr, partition_epoch) and self._advance()
+
+    def changed(
+        self, *, isr: Iterable[int], partition_epoch: int, replicas: Iterable[int], isr_min: int
+    ) -> bool:
+        """What the image says, all at once: a set counts only under the minimum that goes with it.
+
+        True: the high watermark moved.
+        """
+        self._took_isr(isr, partition_epoch)
+        return self.reconfigured(replicas=replicas, isr_min=isr_min)
+
+    def _took_isr(self, isr: Iterable[int], partition_epoch: int) -> bool:
         if partition_epoch <= self.partition_epoch:
             return False
         self.partition_epoch = partition_epoch
         self.isr = frozenset(isr)
         # Whatever was proposed under an earlier partition epoch is either in this state or refused for ever.
         self._drop_proposal()
-        return self._advance()
+        return True
 
     def reconfigured(self, *, replicas: Iterable[int] | None = None, isr_min: int | None = None) -> bool:
         """Replicas or min.insync.replicas have changed. True: the high watermark moved."""

@@ -123,10 +123,10 @@ class Replica:
         self.moved()
 
     def _reconfigured(self, rules: LeaderRules, state: PartitionState) -> None:
-        moved = rules.isr_committed(state.isr, state.partition_epoch)
         isr_min = self.node.isr_min(self.topic, state)
-        moved |= rules.reconfigured(replicas=state.replicas, isr_min=isr_min)
-        if moved:
+        if rules.changed(
+            isr=state.isr, partition_epoch=state.partition_epoch, replicas=state.replicas, isr_min=isr_min
+        ):
             self.moved()
 
     # --- leading ---

@@ -1,0 +1,41 @@
+"""Several changes of the metadata may reach a leader as one: it must not act on half of them."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.unit.broker.raw_client import until
+from tests.unit.broker.replicas import ME, PEER, TOPIC_ID, Broker, broker_of_three, registration
+
+from penstock.broker.leading import monotonic_ms
+from penstock.cluster.records import PartitionChangeRecord
+from penstock.replication.leader import HOLD_MS_MAX
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with broker_of_three(tmp_path) as broker:
+        yield broker
+
+
+async def test_a_higher_minimum_and_a_smaller_set_that_come_together_commit_nothing(broker: Broker) -> None:
+    """A move ends and the newcomer dies before this leader hears of either: the newcomer is eligible to lead."""
+    await broker.create(replicas=(ME,), min_isr=2)
+    await broker.change(replicas=(ME, PEER), adding_replicas=(PEER,))
+    broker.fetch({0: 0}, replica=PEER)
+    broker.isr.look_at([broker.partition()])
+    await until(lambda: len(broker.controller.requests) == 1)
+    write = broker.produce()
+    assert not write.is_done, "the controller may have let the newcomer in already"
+    leading = broker.partition().leading
+    assert leading is not None
+    assert not leading.rules.expired(monotonic_ms() + 2 * HOLD_MS_MAX), (
+        "silent for longer than anyone is waited for"
+    )
+    await broker.apply(
+        PartitionChangeRecord(partition_id=0, topic_id=TOPIC_ID, isr=(ME, PEER), adding_replicas=()),
+        registration(PEER, 200, fenced=True),
+        PartitionChangeRecord(partition_id=0, topic_id=TOPIC_ID, isr=(ME,), eligible_leader_replicas=(PEER,)),
+    )
+    assert not write.is_done, "who may be elected does not have it"
+    assert broker.partition().high_watermark == 0
