@@ -167,10 +167,10 @@ class Controller:
 
 
 def _isr_reply(reply: Any) -> Any:
-    """An error code, or the in-sync set and the partition epoch."""
+    """An error code, or the partition epoch."""
     if isinstance(reply, ErrorCode):
         return reply
     result: AlterPartitionResult = reply[0]
     if result.error is not ErrorCode.none or result.state is None:
         return result.error
-    return result.state.isr, result.state.partition_epoch
+    return result.state.partition_epoch

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from penstock.simulation.replica import Key, Replica
 
 #: Nobody knows whether it was done: it is asked again.
-_UNKNOWN: Final = frozenset(
-    {ErrorCode.not_controller, ErrorCode.request_timed_out, ErrorCode.unknown_server_error}
-)
+_UNKNOWN: Final = frozenset({ErrorCode.not_controller, ErrorCode.stale_broker_epoch})
+#: The controller saw the state that the leader knows, and did nothing.
+_DECLINED: Final = frozenset({ErrorCode.ineligible_replica, ErrorCode.invalid_request})
 
 
 class IsrAsk(NamedTuple):
@@ -31,18 +31,15 @@ def propose_isr(node: Node, replica: Replica) -> None:
     rules.proposed_isr(proposal)
     node.world.note("asks for in-sync set", node.id, replica.key, proposal)
     ask = IsrAsk(node.id, node.lifecycle.broker_epoch, replica.key, proposal)
-    node.call_controller("alter_partition", ask, lambda reply: _answered(replica, rules, reply))
+    node.call_controller("alter_partition", ask, lambda reply: _answered(replica, rules, proposal, reply))
 
 
-def _answered(replica: Replica, rules: LeaderRules, reply: Any) -> None:
-    """`reply`: an error code, or the in-sync set and partition epoch that it is now."""
-    if replica.leading is not rules:
+def _answered(replica: Replica, rules: LeaderRules, proposal: IsrProposal, reply: Any) -> None:
+    """`reply`: an error code, or the partition epoch that it is now. What the set is, the image tells."""
+    if replica.leading is not rules or rules.partition_epoch != proposal.partition_epoch:
         return
-    if reply is None or reply in _UNKNOWN:
-        rules.isr_refused(final=False)
-    elif reply is ErrorCode.ineligible_replica:
+    is_refused = isinstance(reply, ErrorCode)
+    if reply in _DECLINED if is_refused else reply == proposal.partition_epoch:
         rules.isr_declined()
-    elif isinstance(reply, ErrorCode):
-        rules.isr_refused(final=True)
-    elif rules.isr_committed(*reply):
-        replica.moved()
+    else:
+        rules.isr_refused(final=reply is not None and not (is_refused and reply in _UNKNOWN))
