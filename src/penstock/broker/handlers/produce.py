@@ -70,8 +70,8 @@ def handle(
                     continue
                 appended = partition.append(records, now_ms)
             except ApiError as error:
-                if partition is not None and records is not None and error.code in _PASSING:
-                    _remember_refusal(partition, records, error.code)
+                if partition is not None and records is not None:
+                    _note_passing(partition, records, error)
                 results.append(_refused(ctx, name, index, error))
                 continue
             results.append(
@@ -116,12 +116,12 @@ def _check_writable(partition: Partition, records: memoryview | None, acks: int)
         raise ApiError(ErrorCode.invalid_required_acks, f"acks={acks} is none of -1, 0 and 1")
 
 
-def _remember_refusal(partition: Partition, records: memoryview, code: ErrorCode) -> None:
+def _note_passing(partition: Partition, records: memoryview, error: ApiError) -> None:
     """So that what the same producer has sent right behind it is not taken for a gap when the reason has passed."""
-    if len(records) >= HEADER_BYTES:
+    if error.code in _PASSING and len(records) >= HEADER_BYTES:
         producer_id, epoch, sequence = _PRODUCER.unpack_from(records, _PRODUCER_AT)
         if producer_id != NO_PRODUCER_ID:
-            partition.log.producers.refused(producer_id, epoch, sequence, code)
+            partition.log.producers.refused(producer_id, epoch, sequence, error.code)
 
 
 def _refused(ctx: RequestContext, topic: bytes, index: int, error: ApiError) -> PartitionResult:
@@ -257,8 +257,12 @@ class _Waiting:
         batch = memoryview(await prepared)
         if partition.is_retired:
             raise ApiError(ErrorCode.unknown_topic_or_partition, "the topic was deleted")
-        partition.check_leader()
-        return partition.append(batch, node.now_ms())
+        try:
+            partition.check_leader()
+            return partition.append(batch, node.now_ms())
+        except ApiError as error:
+            _note_passing(partition, batch, error)
+            raise
 
     def begin(self) -> Slot:
         self._slot = self._connection.defer(self._ctx.api_key)
