@@ -19,7 +19,7 @@ from penstock.broker.context import RequestContext
 from penstock.broker.fetch_sessions import NO_REPLICA, Key, Opened, Wanted
 from penstock.broker.reading import NotCached, Read, Reads
 from penstock.cluster.names import CLUSTER_METADATA
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.fetch import (
     TOPIC_IDS_FROM,
     FetchRequest,
@@ -69,6 +69,8 @@ def _fetch_metadata(
     async def answer() -> None:
         try:
             reply = await ctx.node.quorum.answer_fetch(ctx, frame, position, correlation_id)
+        except MalformedFrame as error:
+            ctx.node.server.refuse(connection, str(error))
         except Exception:
             ctx.node.server.failed(connection)
         else:
