@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.flush")
 
 
-def end_process(error: Exception) -> None:
+def end_process(error: Exception, what: str = "fsync failed") -> None:
     """After a failed fsync the page cache may lie about what is on disk, so nothing we say could be trusted."""
-    logger.critical("fsync failed; ending the process so that nothing unsafe is acknowledged", exc_info=error)
+    logger.critical(f"{what}; ending the process so that nothing unsafe is acknowledged", exc_info=error)
     logging.shutdown()
     os._exit(1)
 

@@ -250,12 +250,20 @@ class Following:
 
     async def _cut(self, action: Truncate | RestartAt) -> None:
         node, partition = self._node, self.partition
-        self._report_cut(action, partition.log.end_offset)
+        end_offset = partition.log.end_offset
+        self._report_cut(action, end_offset)
         cut = node.store.truncate if isinstance(action, Truncate) else node.store.restart_at
         try:
             await node.in_thread(cut, partition.topic, partition.index, action.offset, now_ms=node.now_ms())
-        except OSError as error:
-            end_process(error)  # half a truncation is put right only by the recovery of a start
+        except ApiError as error:
+            if partition.log.end_offset != end_offset:
+                end_process(error, "truncation failed")
+            # Where to cut could not be read, and nothing has been cut.
+            node.partitions.unreadable(partition, error)
+            raise
+        except Exception as error:
+            # Half a truncation is put right only by the recovery of a start.
+            end_process(error, "truncation failed")
             raise
         node.housekeeping.truncated(partition)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.broker.following import Following, Outcome
 from penstock.broker.peers import PeerUnreachable
 from penstock.broker.replica_session import Key, Question, ReplicaSession
-from penstock.protocol.errors import ErrorCode, MalformedFrame
+from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.replica_fetch import (
     VERSION,
     FetchedAnswer,
@@ -229,7 +229,15 @@ class LeaderFetcher:
     async def _ask_when_rearranged(
         self, following: Following, rearranging: Coroutine[Any, Any, Outcome]
     ) -> None:
-        outcome = await rearranging
+        try:
+            outcome = await rearranging
+        except ApiError as error:
+            logger.error(
+                "log cannot be truncated", extra={"following": repr(following), "reason": str(error)}
+            )
+            self._settle(following, Outcome.REST)
+            self._news.set()
+            return
         self._fetchers.rearranged(following)
         if outcome is not Outcome.OVER:
             self._ask(following)

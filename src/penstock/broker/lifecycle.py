@@ -28,6 +28,7 @@ from penstock.protocol.errors import ApiError, ErrorCode
 if TYPE_CHECKING:
     from penstock.broker.node import Node
     from penstock.cluster.controller.heartbeats import Heartbeat, HeartbeatReply
+    from penstock.cluster.image import ClusterImage
     from penstock.log.checkpoints import PartitionKey
 
 logger = logging.getLogger("penstock.lifecycle")
@@ -102,6 +103,13 @@ class BrokerLifecycle:
         """Returns when clients may be sent here."""
         while self.is_fenced:
             await self._change()
+
+    def is_replaced_in(self, image: ClusterImage) -> bool:
+        """Another process was let in under this id, so what the cluster gives to the id is not this one's."""
+        known = image.brokers.get(self._node.node_id)
+        if known is None or self.broker_epoch == _NO_EPOCH:
+            return False
+        return known.epoch > self.broker_epoch and known.incarnation != self.incarnation
 
     def silent_ms(self) -> int:
         """How long no controller has answered a heartbeat."""
@@ -195,9 +203,9 @@ class BrokerLifecycle:
         logger.warning("registering again", extra={"node": self._node.node_id, "epoch": self.broker_epoch})
         self.is_fenced = True
         self.broker_epoch = await self._registered(max(self.broker_epoch, 0), _REGISTER_ATTEMPT_S)
-        await self._node.in_thread(
-            note_run, self._node.store.directory, Run(current_boot_id(), self.broker_epoch)
-        )
+        run = Run(current_boot_id(), self.broker_epoch)
+        self._noting = self._node.in_thread(note_run, self._node.store.directory, run)
+        await self.noted()
 
     # -- heartbeats ----------------------------------------------------------------------------------
 
@@ -207,11 +215,18 @@ class BrokerLifecycle:
         while True:
             started = self._now()
             try:
-                self._heard(await self._heartbeat())
-            except ApiError as error:
-                await self._refused(error)
+                await self._beat_once()
+            except Exception:
+                # Whoever stops reporting is fenced for good, so the next beat comes whatever happened to this one.
+                logger.exception("heartbeat failed")
             self._changed.set()
             await self._rest(self._pause_s() - (self._now() - started))
+
+    async def _beat_once(self) -> None:
+        try:
+            self._heard(await self._heartbeat())
+        except ApiError as error:
+            await self._refused(error)
 
     async def _heartbeat(self) -> HeartbeatReply:
         from penstock.cluster.controller.heartbeats import Heartbeat, HeartbeatReply

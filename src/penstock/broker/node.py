@@ -114,7 +114,7 @@ class Node:
         self.fetch_bytes_max = settings.integer("fetch.max.bytes")
         self.producer_ids = ProducerIds(self)
         self.quorum = Quorum(self)
-        self.metadata = MetadataLog(self, self.partitions.apply, self.partitions.remove_leftovers)
+        self.metadata = MetadataLog(self, self._follow, self.partitions.remove_leftovers)
         self.channel = ControllerChannel(self)
         self.controller = Controller(self)
         self.lifecycle = BrokerLifecycle(self)
@@ -363,6 +363,12 @@ class Node:
         except OSError as error:
             end_process(error)
         log.flush_done(ticket)
+
+    async def _follow(self, delta: ImageDelta, image: ClusterImage) -> None:
+        if self.lifecycle.is_replaced_in(image):
+            reason = f"another process was let in as node {self.node_id}"
+            end_process(StartFailed(reason, hint="--node-id gives this node an id of its own"), reason)
+        await self.partitions.apply(delta, image)
 
     def image_changed(self, delta: ImageDelta) -> None:
         """Called once the new image can be seen."""

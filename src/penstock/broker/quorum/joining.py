@@ -36,6 +36,8 @@ async def keep_place(node: Node) -> None:
                 logger.info("no voter yet", extra={"reason": reason})
             await asyncio.sleep(_REST_S * random.uniform(0.5, 1.5))
             continue
+        except Exception:
+            logger.exception("cannot keep a place among the voters")
         try:
             async with asyncio.timeout(_LOOK_S):
                 await quorum.changed.wait()

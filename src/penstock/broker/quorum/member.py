@@ -285,7 +285,7 @@ class Quorum:
     def failed(self, error: Exception) -> None:
         """A start is broken off; a node that serves ends, for it must not decide or vote any more."""
         if self._node.state != "starting":
-            end_process(error)
+            end_process(error, "the quorum has failed")
         if self._founded is not None and not self._founded.done():
             self._founded.set_exception(error)
         self._node.metadata.failed(error)
