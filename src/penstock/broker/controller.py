@@ -195,6 +195,9 @@ class Controller:
             except ApiError as error:
                 # Nothing has changed, or another node decides by now: the next look sees.
                 logger.info("decision not made", extra={"reason": error.message or error.code.name})
+            except Exception:
+                # While this node decides nobody else watches, so one look that fails is not the last.
+                logger.exception("cannot look after brokers and leaders")
 
     def _leaders(self) -> LeaderCare:
         """Begun anew with every term: a new controller does not know who has just come."""
