@@ -51,7 +51,7 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog", "_closing", "_corked", "_filled", "_muted", "_needed", "_partial",
         "_partial_view", "_slots", "_transport", "_write_paused", "client_host", "last_active", "listener",
-        "peer", "server",
+        "on_lost", "peer", "server",
     )  # fmt: skip
 
     def __init__(self, server: Server, listener: str) -> None:
@@ -67,6 +67,8 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog = b""
         self._corked: list[BytesLike] | None = None  # replies held back while frames are handled
         self._muted = self._write_paused = self._closing = False
+        #: Called when the connection has ended, whoever ended it.
+        self.on_lost: Callable[[], object] | None = None
 
     def __repr__(self) -> str:
         return f"<Connection {self.peer} on {self.listener}, {len(self._slots)} waiting>"
@@ -89,6 +91,8 @@ class Connection(asyncio.BufferedProtocol):
             self._partial = None
         self._take_backlog()
         self.server.forget(self)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def close(self) -> None:
         """End once the client has what was written; what is still owed is not waited for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from penstock.broker.connection import Connection
     from penstock.broker.node import Node
 
 
@@ -15,3 +16,5 @@ class RequestContext(NamedTuple):
     client_id: str | None
     client_host: str
     listener: str
+    #: None where the node asks itself, or asks on behalf of a client.
+    connection: Connection | None = None

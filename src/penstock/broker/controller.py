@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.broker.topic_settings import node_layers
@@ -20,6 +21,7 @@ from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
+    from penstock.broker.connection import Connection
     from penstock.broker.leader_care import LeaderCare
     from penstock.broker.node import Node
     from penstock.cluster.controller.brokers import BrokerRegistration
@@ -47,6 +49,8 @@ class Controller:
         self._rules = ControllerRules()
         self._care: LeaderCare | None = None
         self._watching: asyncio.Task[None] | None = None
+        #: Over which connection each broker was last heard of.
+        self._heard_over: dict[int, Connection] = {}
 
     def __repr__(self) -> str:
         return f"<Controller {'active' if self._watching else 'inactive'} {self.sessions}>"
@@ -70,7 +74,11 @@ class Controller:
         node = self._node
         spent_ms = max(self._session_ms - 2 * self._heartbeat_ms, 0)
         silent_ms = min(node.lifecycle.silent_ms(), spent_ms)
-        self.sessions = BrokerSessions(session_timeout_ms=self._session_ms, fetch_timeout_ms=silent_ms)
+        self.sessions = BrokerSessions(
+            session_timeout_ms=self._session_ms,
+            fetch_timeout_ms=silent_ms,
+            heartbeat_interval_ms=self._heartbeat_ms,
+        )
         self.sessions.elected(node.image, self._now_ms(), node.channel.last_controller_id)
 
     def became_inactive(self) -> None:
@@ -78,6 +86,7 @@ class Controller:
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
+        self._heard_over.clear()
 
     # -- deciding ------------------------------------------------------------------------------------
 
@@ -149,7 +158,7 @@ class Controller:
         logger.info("broker registered", extra={"broker": broker_id, "epoch": epoch})
         return epoch
 
-    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+    async def heartbeat(self, beat: Heartbeat, connection: Connection | None = None) -> HeartbeatReply:
         """Raises NOT_CONTROLLER, STALE_BROKER_EPOCH."""
         from penstock.cluster.controller.heartbeats import heartbeat
 
@@ -162,16 +171,25 @@ class Controller:
                 image, self.sessions, beat, committed_offset=node.metadata.applied_offset, rules=self.rules()
             )
 
-        self._contacted(beat)
+        self._contacted(beat, connection)
         return await self.propose_if_needed(decide)
 
-    def _contacted(self, beat: Heartbeat) -> None:
+    def _contacted(self, beat: Heartbeat, connection: Connection | None) -> None:
         """It is alive from its arrival on, however long decisions take."""
-        known = self._node.image.brokers.get(beat.broker_id)
-        if known is not None and known.epoch == beat.broker_epoch:
-            self.sessions.contacted(
-                beat.broker_id, beat.broker_epoch, self._now_ms(), metadata_offset=beat.metadata_offset
-            )
+        broker, epoch = beat.broker_id, beat.broker_epoch
+        known = self._node.image.brokers.get(broker)
+        if known is None or known.epoch != epoch:
+            return
+        self.sessions.contacted(broker, epoch, self._now_ms(), metadata_offset=beat.metadata_offset)
+        if connection is not None and connection.is_open:
+            self._heard_over[broker] = connection
+            connection.on_lost = partial(self._connection_lost, broker, epoch, connection)
+
+    def _connection_lost(self, broker: int, epoch: int, connection: Connection) -> None:
+        """Unless it has been heard of over another one since, or by another controller."""
+        if self._heard_over.get(broker) is connection:
+            del self._heard_over[broker]
+            self.sessions.connection_lost(broker, epoch, self._now_ms())
 
     def _silent_ms(self, registration: BrokerRegistration) -> int | None:
         """None: the incarnation before is known to be gone, because this very process holds its folder's lock."""

@@ -60,7 +60,7 @@ class Dispatcher:
                 raise MalformedFrame("client id is cut short")
             client_id = self._client_id(bytes(frame[HEADER_BYTES:position]))
         context = RequestContext(
-            self._node, api_key, version, client_id, connection.client_host, connection.listener
+            self._node, api_key, version, client_id, connection.client_host, connection.listener, connection
         )
         faults = self._node.faults
         if faults is not None and faults(context, connection, frame, self):

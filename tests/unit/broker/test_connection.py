@@ -160,3 +160,14 @@ async def test_a_stop_answers_the_writes_under_way(tmp_path: Path) -> None:
         await node.stop()
         assert [(await client.reply())[0] for _ in range(20)] == list(range(20))
         assert await client.is_cut_off()
+
+
+async def test_who_wants_to_know_hears_that_a_connection_has_ended(node: Node) -> None:
+    client = await Client.connect(node)
+    await client.ask(metadata("t"))
+    (connection,) = node.server.connections
+    ended: list[bool] = []
+    connection.on_lost = lambda: ended.append(connection.is_open)
+    client.writer.close()
+    await turn_until(lambda: ended)
+    assert ended == [False]

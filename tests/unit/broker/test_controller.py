@@ -12,6 +12,7 @@ from tests.unit.broker.virtual_time import VirtualLoop, in_virtual_time
 
 from penstock.broker.leader_care import is_lopsided
 from penstock.cluster.controller.alter_partition import AlterPartition, IsrMember, alter_partitions
+from penstock.cluster.controller.heartbeats import Heartbeat
 from penstock.cluster.controller.reassignment import list_reassignments
 from penstock.protocol.errors import ErrorCode
 
@@ -284,4 +285,58 @@ async def test_a_leader_changes_its_in_sync_set_through_the_controller(tmp_path:
     _, late = await ask([leader], state.partition_epoch, epoch)
     assert late.error_code is ErrorCode.invalid_update_version
     assert (await ask([leader], answer.partition_epoch, epoch - 1))[0] is ErrorCode.stale_broker_epoch
+    await cluster.stop()
+
+
+class _Wire:
+    """A connection, as far as heartbeats need one."""
+
+    is_open = True
+    on_lost: Any = None
+
+
+async def _beat(cluster: Cluster, broker: int) -> _Wire:
+    wire = _Wire()
+    epoch = cluster.leader.image.brokers[broker].epoch
+    beat = Heartbeat(broker_id=broker, broker_epoch=epoch, metadata_offset=len(cluster.records))
+    await cluster.leader.controller.heartbeat(beat, wire)  # type: ignore[arg-type]
+    return wire
+
+
+@in_virtual_time
+async def test_a_broker_whose_connection_closes_is_fenced_sooner(tmp_path: Path) -> None:
+    cluster = await three(tmp_path)
+    await cluster[3].stop()
+    wire, died = await _beat(cluster, 3), now()
+    wire.on_lost()
+    await until(lambda: cluster[1].image.brokers[3].fenced)
+    assert 0.99 <= now() - died <= 1.1
+    await cluster.stop()
+
+
+@in_virtual_time
+async def test_a_broker_that_reports_over_another_connection_is_not_fenced(tmp_path: Path) -> None:
+    cluster = await three(tmp_path)
+    before = await _beat(cluster, 3)
+    await _beat(cluster, 3)
+    before.on_lost()
+    await asyncio.sleep(0)
+    assert cluster[1].controller.sessions.next_deadline_ms() > now() * 1000 + 2000  # type: ignore[operator]
+    (await _beat(cluster, 2)).on_lost()
+    await asyncio.sleep(20)  # the lifecycles go on
+    assert cluster[1].metrics.brokers_fenced == 0
+    await cluster.stop()
+
+
+@in_virtual_time
+async def test_connections_of_an_earlier_term_tell_nothing(tmp_path: Path) -> None:
+    cluster = await three(tmp_path)
+    wire = await _beat(cluster, 3)
+    await cluster[3].stop()
+    cluster.elect(-1)
+    cluster.elect(1)
+    started = now()
+    wire.on_lost()
+    await until(lambda: cluster[1].image.brokers[3].fenced)
+    assert now() - started >= 2.9
     await cluster.stop()

@@ -139,3 +139,29 @@ def test_a_registered_anew_broker_starts_a_session() -> None:
     beat(image, 1, seen=9)
     assert sessions.expired(image, 1200) == []
     assert not sessions.all_have_seen(image, 80), "what its predecessor had seen does not count"
+
+
+def test_a_broker_whose_connection_has_closed_has_two_heartbeats_to_report_again() -> None:
+    image = cluster(3)
+    sessions = BrokerSessions(session_timeout_ms=9000, heartbeat_interval_ms=700)
+    sessions.elected(image, 0)
+    for each in (1, 2, 3):
+        sessions.contacted(each, each, 1000)
+        sessions.connection_lost(each, each - (each == 3), 1500)  # the third's was of an earlier life
+    assert sessions.next_deadline_ms() == 2900
+    sessions.contacted(2, 2, 2800)
+    assert sessions.expired(image, 2899) == []
+    assert sessions.expired(image, 2900) == [1]
+    assert sessions.expired(image, 10_000) == [1, 3]
+
+
+@pytest.mark.parametrize(("heartbeat_ms", "timeout_ms", "ends_ms"), [(100, 9000, 1000), (700, 500, 500)])
+def test_a_closed_connection_leaves_a_second_but_never_prolongs(
+    heartbeat_ms: int, timeout_ms: int, ends_ms: int
+) -> None:
+    image = cluster(1)
+    sessions = BrokerSessions(session_timeout_ms=timeout_ms, heartbeat_interval_ms=heartbeat_ms)
+    sessions.elected(image, 0)
+    sessions.connection_lost(1, 1, 0)
+    sessions.connection_lost(1, 1, 400)
+    assert (sessions.expired(image, ends_ms - 1), sessions.expired(image, ends_ms)) == ([], [1])

@@ -1,5 +1,6 @@
 """BrokerHeartbeat (key 63), v0-1. A broker says that it lives, how far it follows, and whether it wants in or out.
 
+The connection it comes over stands for the broker: when it closes, the broker is given up sooner.
 Only the active controller answers. A broker that is replaced or forgotten gets STALE_BROKER_EPOCH and registers anew.
 """
 
@@ -24,7 +25,8 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
                 metadata_offset=request.current_metadata_offset,
                 want_fence=request.want_fence,
                 want_shutdown=request.want_shut_down,
-            )
+            ),
+            ctx.connection,
         )
     except ApiError as error:
         return BrokerHeartbeatResponse(

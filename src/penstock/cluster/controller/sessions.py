@@ -1,8 +1,12 @@
 """Who has been heard of lately. Soft state of the active controller: a new one starts it afresh."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.cluster.image import ClusterImage
+
+#: A broker that lives has this long to report over a new connection, however often it does otherwise.
+_RECONNECT_MS_MIN: Final = 1000
 
 
 @dataclass(slots=True)
@@ -10,17 +14,26 @@ class _Session:
     epoch: int
     heard_ms: int
     metadata_offset: int = -1
+    #: When it ends although it was heard of lately, because the connection that it was heard over has closed.
+    cut_ms: int | None = None
     #: Where the metadata was when this broker was found to have handed everything over.
     handed_over_at: int | None = None
+
+    def ends_ms(self, timeout_ms: int) -> int:
+        silent = self.heard_ms + timeout_ms
+        return silent if self.cut_ms is None else min(silent, self.cut_ms)
 
 
 class BrokerSessions:
     """Brokers that are silent for longer than the session timeout are to be fenced."""
 
-    __slots__ = ("_fetch_timeout_ms", "_sessions", "_timeout_ms")
+    __slots__ = ("_fetch_timeout_ms", "_reconnect_ms", "_sessions", "_timeout_ms")
 
-    def __init__(self, *, session_timeout_ms: int, fetch_timeout_ms: int = 0) -> None:
+    def __init__(
+        self, *, session_timeout_ms: int, fetch_timeout_ms: int = 0, heartbeat_interval_ms: int = 0
+    ) -> None:
         self._timeout_ms = session_timeout_ms
+        self._reconnect_ms = max(2 * heartbeat_interval_ms, _RECONNECT_MS_MIN)
         self._fetch_timeout_ms = fetch_timeout_ms
         self._sessions: dict[int, _Session] = {}
 
@@ -42,7 +55,17 @@ class BrokerSessions:
             self._sessions[broker] = _Session(epoch, now_ms, metadata_offset)
         elif session.epoch == epoch:
             session.heard_ms = max(session.heard_ms, now_ms)
+            session.cut_ms = None
             session.metadata_offset = max(session.metadata_offset, metadata_offset)
+
+    def connection_lost(self, broker: int, epoch: int, now_ms: int) -> None:
+        """The connection over which it reports has closed: its process has probably ended.
+
+        One that lives reports over another within two heartbeats, so it is not waited for any longer.
+        """
+        session = self._sessions.get(broker)
+        if session is not None and session.epoch == epoch and session.cut_ms is None:
+            session.cut_ms = now_ms + self._reconnect_ms
 
     def expired(self, image: ClusterImage, now_ms: int) -> list[int]:
         """Unfenced brokers that have been silent for too long. One without a session gets one now."""
@@ -60,7 +83,7 @@ class BrokerSessions:
 
     def next_deadline_ms(self) -> int | None:
         """When the next session may expire; fenced brokers count too, which costs a look."""
-        return min((s.heard_ms + self._timeout_ms for s in self._sessions.values()), default=None)
+        return min((s.ends_ms(self._timeout_ms) for s in self._sessions.values()), default=None)
 
     def handed_over(self, broker: int, offset: int) -> int:
         """Remembers the first offset at which the broker led nothing any more."""
@@ -79,7 +102,7 @@ class BrokerSessions:
         )
 
     def _has_expired(self, broker: int, now_ms: int) -> bool:
-        return now_ms - self._sessions[broker].heard_ms >= self._timeout_ms
+        return now_ms >= self._sessions[broker].ends_ms(self._timeout_ms)
 
     def _follow(self, image: ClusterImage, now_ms: int) -> None:
         for broker in image.brokers.values():
