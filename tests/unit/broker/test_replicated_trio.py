@@ -194,6 +194,19 @@ async def test_below_min_insync_nothing_is_acknowledged_until_a_follower_is_back
     assert (await trio.brokers[ME].produce().done()).produced.base_offset == 1
 
 
+async def test_what_was_written_before_the_set_shrank_is_acknowledged_when_it_has_grown(trio: Trio) -> None:
+    trio.cut_off |= {PEER, OTHER}
+    written = trio.brokers[ME].produce(b"waits")
+    await trio.apply(*(registration(broker, BROKER_EPOCH + broker, fenced=True) for broker in (PEER, OTHER)))
+    await trio.change(isr=(ME,))
+    partition = trio.brokers[ME].partition()
+    await until(lambda: partition.durable_offset == 1)
+    assert (written.is_done, partition.high_watermark) == (False, 0)
+    await trio.heal(PEER)
+    await trio.apply(registration(PEER, BROKER_EPOCH + PEER))
+    assert (await written.done()).produced.error_code is ErrorCode.none
+
+
 async def _delete_before(broker: Broker, offset: int, timeout_s: float = 60) -> Any:
     part = SimpleNamespace(partition_index=0, offset=offset)
     topics = (SimpleNamespace(name="t", partitions=(part,)),)
