@@ -20,7 +20,7 @@ _STORM_SLOW_MS: Final = (10, 250)
 
 
 class Faults:
-    def __init__(self, cluster: Cluster, workload: Workload) -> None:
+    def __init__(self, cluster: Cluster, workload: Workload, only: tuple[str, ...] = ()) -> None:
         self.cluster = cluster
         self.world = cluster.world
         self.workload = workload
@@ -51,7 +51,9 @@ class Faults:
             (self.change_voters, 1, "voter change"),
         )
         # A run has some kinds of faults, not all: so each has runs to itself.
-        self._chosen = [each for each in self._kinds if self.world.chance(0.5)] or [self._kinds[0]]
+        chosen = [each for each in self._kinds if self.world.chance(0.5)] or [self._kinds[0]]
+        self._chosen = [each for each in self._kinds if each[2] in only] if only else chosen
+        assert len(self._chosen) >= len(only), f"no such faults: {only}"
 
     def start(self, pace_ms: int) -> None:
         self._pace_ms = pace_ms

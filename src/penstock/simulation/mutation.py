@@ -24,6 +24,8 @@ class Mutation:
     #: The known trap that it walks into.
     trap: str
     patches: tuple[Patch, ...]
+    #: The faults to hunt it with, where a bug needs a meeting of some that is rare among all; empty: any.
+    faults: tuple[str, ...] = ()
 
     @contextmanager
     def switched_on(self) -> Iterator[None]:

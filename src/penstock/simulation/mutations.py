@@ -22,10 +22,10 @@ class Catch(NamedTuple):
 
 
 def hunt(mutation: Mutation, *, first_seed: int, seeds_max: int) -> Catch:
-    """Run seed after seed with the bug switched on until one of them fails."""
-    with mutation.switched_on():
-        for number in range(seeds_max):
-            outcome = run_seed(first_seed + number)
-            if outcome.invariant is not None:
-                return Catch(mutation.name, number + 1, outcome.invariant, outcome.story)
+    """Run seed after seed with the bug switched on until one fails that does not fail without it."""
+    for number in range(seeds_max):
+        with mutation.switched_on():
+            outcome = run_seed(first_seed + number, only=mutation.faults)
+        if outcome.invariant is not None and run_seed(outcome.seed, only=mutation.faults).is_clean:
+            return Catch(mutation.name, number + 1, outcome.invariant, outcome.story)
     return Catch(mutation.name, seeds_max, None)

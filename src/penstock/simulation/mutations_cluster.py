@@ -167,6 +167,7 @@ QUORUM_MUTATIONS = (
         name="append-out-of-turn",
         sentence="A controller appends while its rules have already moved to another epoch.",
         trap=Traps.FENCE,
+        faults=("cut", "one-way cut", "cut from controllers", "slow disk", "freeze"),
         patches=(Patch(Quorum, "in_turn", lambda self, call: call()),),
     ),
     Mutation(
@@ -204,6 +205,7 @@ CONTROLLER_MUTATIONS = (
         name="lost-disk-trusted",
         sentence="A replica that comes back with another disk stays in sync by the book.",
         trap=Traps.CORRUPTION,
+        faults=("disk lost", "kill"),
         patches=(Patch(brokers, "has_other_directory", lambda change, registration: False),),
     ),
     Mutation(
@@ -216,6 +218,7 @@ CONTROLLER_MUTATIONS = (
         name="stale-partition-epoch-accepted",
         sentence="The controller takes an ISR change that was decided on an older state.",
         trap=Traps.FENCE,
+        faults=("storm", "slow disk"),
         patches=(Patch(alter_partition, "refuse_other_epochs", lambda partition, item, broker_id: None),),
     ),
     Mutation(
@@ -246,6 +249,7 @@ CONTROLLER_MUTATIONS = (
         name="old-generation-commits",
         sentence="A member of an earlier generation may still commit offsets.",
         trap=Traps.OWNER,
+        faults=("client freeze", "clock jump"),
         patches=(Patch(group_offsets, "check_commit", _commit_anything),),
     ),
 )

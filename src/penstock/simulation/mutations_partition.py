@@ -137,6 +137,7 @@ PARTITION_MUTATIONS = (
         name="fetch-not-fenced",
         sentence="A leader serves and counts fetches of another leader epoch as if they were of its own.",
         trap=Traps.FENCE,
+        faults=("cut from controllers", "kill", "power loss", "preferred election", "storm"),
         patches=(
             Patch(Replica, "fenced", lambda self, rules, asked_epoch: None),
             Patch(Replica, "parting", _parting_in_own_epoch),
@@ -179,6 +180,7 @@ PARTITION_MUTATIONS = (
         name="unknown-proposal-dropped",
         sentence="A leader forgets an ISR change whose outcome it does not know.",
         trap=Traps.MAXIMAL_ISR,
+        faults=("storm", "one-way cut", "cut", "slow disk"),
         patches=(
             Patch(LeaderRules, "isr_refused", _drop_unknown),
             Patch(LeaderRules, "_holds", lambda self, follower: False),
@@ -297,6 +299,7 @@ PARTITION_MUTATIONS = (
         name="producers-survive-truncation",
         sentence="After a truncation a replica still remembers the batches that were cut off.",
         trap=Traps.PRODUCER_STATE,
+        faults=("kill", "cut", "power loss", "storm"),
         patches=(Patch(SimLog, "producers_truncated", lambda self: None),),
     ),
     Mutation(

@@ -37,10 +37,11 @@ class Outcome:
         return self.invariant is None
 
 
-def run_seed(seed: int, *, tell: Callable[[str], None] | None = None) -> Outcome:
+def run_seed(seed: int, *, only: tuple[str, ...] = (), tell: Callable[[str], None] | None = None) -> Outcome:
+    """`only`: these kinds of faults, and no others."""
     world = World(seed, tell=tell)
     cluster, workload = _build(world)
-    faults = Faults(cluster, workload)
+    faults = Faults(cluster, workload, only)
     invariant, story = None, ""
     try:
         _play(world, cluster, workload, faults)
