@@ -3,9 +3,11 @@
 acks=1 is answered from the page cache; acks=all when the high watermark has passed, which under flush policy
 `ack` means synced by every replica of the in-sync set. Below min.insync.replicas nothing is called committed: what
 was appended before the set shrank waits for it to grow again, and is answered REQUEST_TIMED_OUT if that takes too
-long. So NOT_ENOUGH_REPLICAS_AFTER_APPEND, "committed, but by too few", is never said. A repeat inside the idempotent window gets its original
-offset. Topics that must be looked into (compacted, or with a codec of their own) are decoded in a thread and
-appended in order afterwards. Whoever asks a broker that does not lead is told the leader and where it is (v10).
+long. So NOT_ENOUGH_REPLICAS_AFTER_APPEND, "committed, but by too few", is never said.
+
+A repeat inside the idempotent window gets its original offset. Topics that must be looked into (compacted, or with a
+codec of their own) are decoded in a thread and appended in order afterwards. Whoever asks a broker that does not lead
+is told the leader and where it is (v10).
 """
 
 from __future__ import annotations
