@@ -6,9 +6,10 @@ damaged copy set aside and fetched anew; the last copy there is stays where it i
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.protocol.errors import ApiError
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.partitions")
 
+_AGAIN_S: Final = 0.5
+
 #: Topic and partition.
 Key = tuple[str, int]
 
@@ -26,6 +29,7 @@ class Losses:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._reasons: dict[Key, str] = {}
+        self._short: set[Key] = set()  # served, and not reported yet
         self._reported: set[Key] = set()
         self._is_reporting = False
 
@@ -33,7 +37,7 @@ class Losses:
         return key in self._reasons
 
     def __len__(self) -> int:
-        return len(self._reasons)
+        return len(self._reasons.keys() | self._short)
 
     @property
     def keys(self) -> frozenset[Key]:
@@ -44,23 +48,40 @@ class Losses:
         if key in self._reasons:
             return False
         self._reasons[key] = reason
+        self._note(key, reason)
+        return True
+
+    def add_short(self, key: Key, reason: str) -> None:
+        """Sound as far as it goes: it stays, and only has to be told."""
+        self._short.add(key)
+        self._note(key, reason)
+
+    def _note(self, key: Key, reason: str) -> None:
         self._node.metrics.replicas_lost += 1
         logger.error("replica lost", extra={"partition": f"{key[0]}-{key[1]}", "reason": reason})
-        return True
 
     def forget(self, key: Key) -> None:
         self._reasons.pop(key, None)
+        self._short.discard(key)
         self._reported.discard(key)
+
+    async def told(self) -> None:
+        """Returns when the controller knows of all copies that are served: until then it would let them lead."""
+        await self.report()
+        while self._short:
+            await asyncio.sleep(_AGAIN_S)
+            await self.report()
 
     async def report(self) -> None:
         """Tell the controller what it does not know yet. What it does not take now is told again later."""
-        keys = self._reasons.keys() - self._reported
+        keys = (self._reasons.keys() | self._short) - self._reported
         if not keys or self._is_reporting:
             return
         self._is_reporting = True
         try:
             accepted = await self._node.lifecycle.report_lost(keys)
             self._reported |= accepted & self._reasons.keys()
+            self._short -= accepted
         except ApiError as error:
             logger.warning("losses not reported yet", extra={"replicas": len(keys), "reason": str(error)})
         finally:

@@ -208,7 +208,7 @@ class Node:
         await self.lifecycle.register()
         await self.metadata.follow(self.lifecycle.broker_epoch)
         if len(self.partitions.lost):
-            await self.partitions.lost.report()
+            await self.partitions.lost.told()
         self.lifecycle.ready()
         await self.lifecycle.unfenced()
         self.spawn(self.groups.start())

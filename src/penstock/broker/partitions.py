@@ -186,6 +186,8 @@ class PartitionTable:
             topic = wanted[name, index]
             partition = self._adopt(topic, index, log, _min_insync_replicas(settings[name]))
             self.lost.forget((name, index))
+            if (name, index) in report.short and has_peers(topic.partitions[index]):
+                self._lose_end((name, index), log)
             await self._take_role(partition, topic.partitions[index])
         return report
 
@@ -226,6 +228,12 @@ class PartitionTable:
 
     def _lose(self, key: Key, reason: str) -> None:
         if self.lost.add(key, reason) and self._node.state != "starting":
+            self._node.spawn(self.lost.report())
+
+    def _lose_end(self, key: Key, log: Log) -> None:
+        """Served, as what is there is sound, but it must not lead before the rest has been fetched."""
+        self.lost.add_short(key, f"the log ends at {log.end_offset}, and more of it was synced once")
+        if self._node.state != "starting":
             self._node.spawn(self.lost.report())
 
     def _is_to_be_replaced(self, key: Key, state: PartitionState) -> bool:

@@ -52,6 +52,8 @@ class OpenReport:
 
     opened: dict[PartitionKey, Log]
     failed: dict[PartitionKey, Exception]
+    #: Opened, but they end before what was synced of them once: files have gone.
+    short: frozenset[PartitionKey] = frozenset()
 
 
 class LogStore:
@@ -158,6 +160,7 @@ class LogStore:
         A folder left by an earlier topic of the same name is set aside. Raises OSError when a sync fails.
         """
         blocked = self._make_way(wanted)
+        synced = dict(self._offsets.recovery_points)
         makes_folders = not wanted.keys() <= self._stored_folders()
 
         def open_one(item: tuple[PartitionKey, Wanted]) -> Log | Exception:
@@ -170,7 +173,8 @@ class LogStore:
         failed = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Exception)}
         self._report(failed)
         opened = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Log)}
-        return OpenReport(opened=opened, failed=failed)
+        short = frozenset(key for key, log in opened.items() if log.end_offset < synced.get(key, 0))
+        return OpenReport(opened=opened, failed=failed, short=short)
 
     def _make_way(self, wanted: Mapping[PartitionKey, Wanted]) -> dict[PartitionKey, Exception]:
         """Nothing is left that other topics of the same names left behind. Returns where that failed."""

@@ -144,3 +144,32 @@ async def test_a_damaged_log_without_peers_stays_refused(tmp_path: Path) -> None
     assert broker.partitions.get("t", 0) is None
     assert (len(broker.partitions.lost), list(broker.store.failed)) == (0, [("t", 0)])
     await broker.close()
+
+
+async def test_a_log_whose_end_has_gone_is_reported_before_it_could_lead(tmp_path: Path) -> None:
+    async with broker_of_three(tmp_path) as broker:
+        await broker.create()
+        for _ in range(2):
+            broker.produce(bytes(100), acks=1)
+            broker.partition().log.roll(broker.now_ms())
+        broker.produce(bytes(100), acks=1)
+    for path in _segments(tmp_path)[1:]:
+        path.unlink()
+    broker = await _restarted(tmp_path)
+    await broker.create(leader=PEER, isr=(PEER,), eligible_leader_replicas=(ME,), min_isr=2)
+    assert broker.partition().log.end_offset == 1, "what is there is sound, and need not be fetched again"
+    assert len(broker.partitions.lost) == 1
+    await broker.partitions.lost.told()
+    assert broker.controller.lost == [{("t", 0)}]
+    assert len(broker.partitions.lost) == 0
+    assert broker.fetchers.following == {("t", 0): (PEER, 5)}
+    await broker.close()
+
+
+async def test_the_only_copy_whose_end_has_gone_leads_with_what_is_left(tmp_path: Path) -> None:
+    await _write_some(tmp_path, replicas=(ME,))
+    _segments(tmp_path)[-1].unlink()
+    broker = await _restarted(tmp_path)
+    await broker.create(replicas=(ME,))
+    assert (broker.partition().role, len(broker.partitions.lost)) == (Role.LEADER, 0)
+    await broker.close()
