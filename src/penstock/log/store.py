@@ -154,6 +154,10 @@ class LogStore:
             raise report.failed[key]
         return report.opened[key]
 
+    def synced_offset(self, topic: str, index: int) -> int:
+        """What the last checkpoint says that the disk has of a log, which may have lost it since."""
+        return self._offsets.recovery_points.get((topic, index), 0)
+
     def open_or_create_these(self, wanted: Mapping[PartitionKey, Wanted], *, now_ms: int) -> OpenReport:
         """Several at a time; one that cannot be opened stops no other. New folders survive a power cut.
 
@@ -226,14 +230,22 @@ class LogStore:
         The recovery point goes back too, or it would vouch for whatever is appended there next.
         """
         with self._lock:
+            self._vouch_no_further((topic, index), offset)
             self.logs[topic, index].truncate_to(offset, now_ms)
             self.checkpoint()
 
     def restart_at(self, topic: str, index: int, offset: int, *, now_ms: int) -> None:
         """Drop everything; the next batch gets this offset. As for `truncate`."""
         with self._lock:
+            self._vouch_no_further((topic, index), offset)
             self.logs[topic, index].truncate_fully_and_start_at(offset, now_ms)
             self.checkpoint()
+
+    def _vouch_no_further(self, key: PartitionKey, offset: int) -> None:
+        """Before the log is cut: a crash in between must not look as if synced records had gone."""
+        if max(self.logs[key].recovery_point, self._offsets.recovery_points.get(key, 0)) > offset:
+            self._offsets.recovery_points[key] = offset
+            self._offsets.write()
 
     # Checkpoints
 

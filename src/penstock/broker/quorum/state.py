@@ -12,6 +12,7 @@ from penstock.broker.quorum.controls import voters_in
 from penstock.cluster.names import CLUSTER_METADATA
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
+from penstock.log.recovery import CorruptLog
 from penstock.raft.values import Election, OffsetAndEpoch, VoterHistory
 
 if TYPE_CHECKING:
@@ -50,9 +51,15 @@ class QuorumState(NamedTuple):
 
 def open_state(store: LogStore, *, now_ms: int) -> QuorumState:
     """Blocking. Raises CorruptLog, DamagedSnapshot, DamagedElection, OSError."""
+    synced_offset = store.synced_offset(CLUSTER_METADATA, 0)
+    if synced_offset and (CLUSTER_METADATA, 0) not in store.stored():
+        raise CorruptLog(f"the folder of {CLUSTER_METADATA} has gone, and with it how this node has voted")
     log = store.open_or_create(CLUSTER_METADATA, 0, METADATA_TOPIC_ID, METADATA_CONFIG, now_ms=now_ms)
     snapshots.remove_unfinished(log.directory)
     id, snapshot = _newest_snapshot(log)
+    if max(log.end_offset, id.offset if id is not None else 0) < synced_offset:
+        # A voter that has forgotten what it helped to commit could help to elect one that never had it.
+        raise CorruptLog(f"{log.directory} ends at {log.end_offset}, but was synced up to {synced_offset}")
     if id is not None and id.offset > log.end_offset:
         # A snapshot was installed, and the end came before the log took it up.
         store.restart_at(CLUSTER_METADATA, 0, id.offset, now_ms=now_ms)
