@@ -357,13 +357,16 @@ class Faults:
     # --- operators ---
 
     def reassign(self) -> bool:
+        self.world.note("FAULT reassignment")
         self.workload.reassign()
         return True
 
     def elect(self) -> bool:
+        self.world.note("FAULT preferred election")
         self.workload.elect_preferred()
         return True
 
     def change_voters(self) -> bool:
+        self.world.note("FAULT voter change")
         self.workload.change_voters()
         return True
