@@ -79,22 +79,41 @@ class PartitionTable:
         What the disk refuses is reported and kept in mind, for the image cannot be taken back.
         """
         for topic in delta.topics_deleted:
-            await self._drop(topic)
+            try:
+                await self._drop(topic)
+            except Exception:
+                # The other topics have to be followed all the same.
+                logger.exception("topic not dropped", extra={"topic": topic.name})
         # Before the in-sync sets: a set that was decided under a higher minimum must not be counted under a lower one.
         for resource in delta.configs_changed:
             self._reconfigure(image, resource.type, resource.name)
         wanted: dict[Key, TopicState] = {}
         for name, index in delta.partitions_changed:
             topic = image.topics[name]
-            state = topic.partitions[index]
-            partition = self.get(name, index)
-            if self._node.node_id not in state.replicas:
-                await self._remove((name, index))
-            elif partition is None or self._is_to_be_replaced((name, index), state):
-                wanted[name, index] = topic
-            else:
-                await self._take_role(partition, state)
+            try:
+                if await self._is_to_be_opened((name, index), topic.partitions[index]):
+                    wanted[name, index] = topic
+            except Exception:
+                self._take_no_role((name, index), topic.partitions[index])
         await self._open(wanted, image)
+
+    async def _is_to_be_opened(self, key: Key, state: PartitionState) -> bool:
+        """What is open already takes its role at once, or goes."""
+        partition = self.get(*key)
+        if self._node.node_id not in state.replicas:
+            await self._remove(key)
+        elif partition is None or self._is_to_be_replaced(key, state):
+            return True
+        else:
+            await self._take_role(partition, state)
+        return False
+
+    def _take_no_role(self, key: Key, state: PartitionState) -> None:
+        """After a failure: its old role is over in any case, and the other partitions go on."""
+        logger.exception("partition cannot follow the metadata", extra={"partition": _name(key)})
+        partition = self.get(*key)
+        if partition is not None:
+            partition.follow(replace(state, leader=NO_LEADER), local_id=self._node.node_id)
 
     async def _take_role(self, partition: Partition, state: PartitionState) -> None:
         node, was_following = self._node, partition.role is Role.FOLLOWER

@@ -8,7 +8,9 @@ from tests.unit.broker.raw_client import until
 from tests.unit.broker.replicas import ME, PEER, TOPIC_ID, Broker, broker_of_three, registration
 
 from penstock.broker.leading import monotonic_ms
+from penstock.broker.partition import Partition
 from penstock.cluster.records import PartitionChangeRecord
+from penstock.cluster.state import PartitionState
 from penstock.replication.leader import HOLD_MS_MAX
 
 
@@ -39,3 +41,24 @@ async def test_a_higher_minimum_and_a_smaller_set_that_come_together_commit_noth
     )
     assert not write.is_done, "who may be elected does not have it"
     assert broker.partition().high_watermark == 0
+
+
+async def test_one_partition_that_fails_keeps_none_of_the_others_from_their_roles(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.create(leader=ME, partitions=3)
+    real = Partition.follow
+    failures = [1]
+
+    def follow(partition: Partition, state: PartitionState, *, local_id: int) -> None:
+        if partition.index == 0 and failures:
+            failures.clear()
+            raise RuntimeError("unforeseen")
+        real(partition, state, local_id=local_id)
+
+    monkeypatch.setattr(Partition, "follow", follow)
+    await broker.apply(
+        *(PartitionChangeRecord(partition_id=index, topic_id=TOPIC_ID, leader=PEER) for index in range(3))
+    )
+    assert [broker.partition(index).is_leader for index in range(3)] == [False] * 3
+    assert broker.partition(2).leader_id == PEER
