@@ -159,6 +159,14 @@ def test_what_a_broker_cannot_change_is_refused(change: ConfigChange, reason: st
     assert reason in message
 
 
+@pytest.mark.parametrize(("name", "value"), [("min.insync.replicas", "1"), ("penstock.flush", "never")])
+def test_what_the_controller_trusts_replicas_by_is_not_changed_for_one_broker(name: str, value: str) -> None:
+    image, change = cluster(), ConfigChange(name, SET, value)
+    error, _ = alter(image, change, resource=ConfigResource(ResourceType.BROKER, "1"))
+    assert error is ErrorCode.invalid_config
+    assert not image.config(ResourceType.BROKER, "1")
+
+
 def test_a_resource_named_twice_changes_neither_time() -> None:
     image = image_with_topic()
     item = AlterResource(resource=TOPIC, changes=(ConfigChange("retention.ms", SET, "1"),))

@@ -249,9 +249,9 @@ class Quorum:
                 if not self.is_leader:
                     raise ApiError(ErrorCode.not_controller)
                 batch = build()
-                done.set_result(None if batch is None else driver.append(batch))
+                _succeed(done, None if batch is None else driver.append(batch))
             except Exception as error:
-                done.set_exception(error)
+                _fail(done, error)
             return []
 
         driver.post(event)
@@ -293,9 +293,21 @@ class Quorum:
     # -- snapshots -------------------------------------------------------------------------------------
 
     def snapshot_taken(self, id: OffsetAndEpoch) -> None:
-        driver = self.driver
-        driver.view.snapshot = id
-        driver.post(driver.core.snapshot_taken)
+        driver, newest = self.driver, self.driver.view.snapshot
+        if newest is None or newest < id:  # else the leader's was installed while this one was written
+            driver.view.snapshot = id
+            driver.post(driver.core.snapshot_taken)
+
+
+def _succeed(done: asyncio.Future[int | None], offset: int | None) -> None:
+    """Whoever asked may have gone meanwhile."""
+    if not done.done():
+        done.set_result(offset)
+
+
+def _fail(done: asyncio.Future[int | None], error: Exception) -> None:
+    if not done.done():
+        done.set_exception(error)
 
 
 def _is_from_before_quorums(state: QuorumState, local: ReplicaKey) -> bool:

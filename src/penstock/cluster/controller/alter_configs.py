@@ -12,7 +12,7 @@ from penstock.cluster.controller.partition_change import Changes
 from penstock.cluster.controller.rules import ControllerRules
 from penstock.cluster.decision import Decision
 from penstock.cluster.effective import Layer, effective_topic_setting, validate_topic_settings
-from penstock.cluster.guarantees import MIN_ISR
+from penstock.cluster.guarantees import FLUSH, MIN_ISR
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.names import topic_name_flaw
 from penstock.cluster.records import ConfigRecord
@@ -254,9 +254,10 @@ def _resource(
 
 
 def _refuse_for_one_broker(name: str, changes: tuple[ConfigChange, ...]) -> None:
-    """The controller decides who is eligible by it, so every leader has to go by the same one."""
-    if name and any(change.name == MIN_ISR and change.value is not None for change in changes):
-        raise ApiError(ErrorCode.invalid_config, f"Broker-level {MIN_ISR} cannot be altered.")
+    """The controller decides who is eligible by these, so every leader has to go by the same ones."""
+    for change in changes:
+        if name and change.name in (MIN_ISR, FLUSH) and change.value is not None:
+            raise ApiError(ErrorCode.invalid_config, f"Broker-level {change.name} cannot be altered.")
 
 
 def _refuse_unknown_topic(image: ClusterImage, name: str) -> None:
