@@ -21,8 +21,10 @@ from benchmarks.wire import Ack, ack_struct, produce_frame
 REQUEST_TIMEOUT_S = 1.0
 _INTERVAL_S = 0.005
 _ASK_INTERVAL_S = 0.02
-#: A leader that metadata still names is tried again after this long: it may only have been slow.
-_TRY_AGAIN_S = 1.0
+#: A leader that fell silent is not tried again before the others name one: each try could hide that for a second.
+_SILENT_S = 10.0
+#: One that answers, but not as wished, is.
+_RELUCTANT_S = 0.1
 
 
 class Acked(NamedTuple):
@@ -93,16 +95,17 @@ class Probe(_Steady):
 
     def step(self) -> None:
         if self._leader is None:
-            self._leader = self._find_leader(None)
+            self._leader = self._find_leader(None, _SILENT_S)
             return
         try:
             ack = self._produce(self._leader.node_id)
         except (OSError, BrokerError):
             self._hang_up(self._leader.node_id)
-            self._leader = self._find_leader(self._leader)
+            has_led = bool(self.acks) and self.acks[-1].leader_epoch == self._leader.epoch
+            self._leader = self._find_leader(self._leader, _SILENT_S if has_led else _RELUCTANT_S)
             return
         if ack.error_code:
-            self._leader = self._find_leader(self._leader)
+            self._leader = self._find_leader(self._leader, _RELUCTANT_S)
             return
         self._note(Acked(time.monotonic(), ack.base_offset, self._leader.epoch))
         self._stopping.wait(_INTERVAL_S)
@@ -126,9 +129,9 @@ class Probe(_Steady):
         # A refusal may name the leader behind the code, which makes the answer longer.
         return Ack._make(self._layout.unpack_from(b"\0\0\0\0" + response))
 
-    def _find_leader(self, failed: Leader | None) -> Leader | None:
-        """Ask everyone else until they name another leader, or the same one anew; None: try the failed one again."""
-        deadline = time.monotonic() + _TRY_AGAIN_S
+    def _find_leader(self, failed: Leader | None, patience_s: float) -> Leader | None:
+        """Ask everyone else until they name another leader, or the same one anew; in the end the failed one again."""
+        deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline and not self._stopping.is_set():
             for node_id in self._addresses:
                 if failed is not None and node_id == failed.node_id:

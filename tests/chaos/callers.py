@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _LOCAL, _INODE = 1, 9  # columns of /proc/net/tcp
+_MAPPED = "0000000000000000" + f"{socket.htonl(0xFFFF):08X}"  # ::ffff:0:0/96
 
 
 def caller(address: tuple[str, int], pids: Mapping[str, int]) -> str | None:
@@ -20,11 +21,14 @@ def caller(address: tuple[str, int], pids: Mapping[str, int]) -> str | None:
 
 def _inode_of(address: tuple[str, int]) -> str | None:
     (packed,) = struct.unpack("=I", socket.inet_aton(address[0]))
-    local = f"{packed:08X}:{address[1]:04X}"
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[_LOCAL] == local:
-            return fields[_INODE]
+    host, port = f"{packed:08X}", f"{address[1]:04X}"
+    # A socket of both families has its address in the newer one's form.
+    tables = {"tcp": f"{host}:{port}", "tcp6": f"{_MAPPED}{host}:{port}"}
+    for table, local in tables.items():
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[_LOCAL] == local:
+                return fields[_INODE]
     return None
 
 

@@ -75,6 +75,14 @@ def called(door: tuple[str, int], source: str = ONE) -> Iterator[socket.socket]:
         yield connection
 
 
+def called_by_family(family: socket.AddressFamily, door: tuple[str, int]) -> socket.socket:
+    """Unbound; a socket of the newer family reaches the older one by mapped addresses."""
+    caller = socket.socket(family)
+    caller.settimeout(10)
+    caller.connect(door if family == socket.AF_INET else (f"::ffff:{door[0]}", door[1]))
+    return caller
+
+
 def exchange(connection: socket.socket, data: bytes) -> bytes:
     connection.sendall(data)
     return receive(connection, len(data))
@@ -157,9 +165,12 @@ def test_a_cut_is_of_one_pair_only(proxy: ProxyProcess, door: tuple[str, int]) -
         assert proxy.links() == [Path("1", "2"), Path(OUTSIDE, "2")]
 
 
-def test_a_process_is_known_without_an_address_of_its_own(proxy: ProxyProcess, door: tuple[str, int]) -> None:
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_process_is_known_without_an_address_of_its_own(
+    proxy: ProxyProcess, door: tuple[str, int], family: socket.AddressFamily
+) -> None:
     proxy.introduce(7, os.getpid())
-    with called(door, "127.0.0.1") as ours, called(door) as other:
+    with called_by_family(family, door) as ours, called(door) as other:
         assert exchange(ours, b"hello") == b"hello"
         assert exchange(other, b"hello") == b"hello"
         assert proxy.links() == [Path("1", "2"), Path("7", "2")]
