@@ -14,7 +14,14 @@ import typer
 
 from penstock.broker.listeners import parse_address
 from penstock.cli import notify
-from penstock.cli.cluster_folder import LOCK, ClusterFolder, LocalCluster, free_ports, refuse_taken
+from penstock.cli.cluster_folder import (
+    CONTROLLER,
+    LOCK,
+    ClusterFolder,
+    LocalCluster,
+    free_ports,
+    refuse_taken,
+)
 from penstock.cli.cluster_plan import HOST, grown, local_members, node_words, serve_command
 from penstock.cli.failure import WRONG_USAGE, Failure
 from penstock.cli.flags import LIFELINE
@@ -25,6 +32,7 @@ from penstock.cli.supervisor import STOP_DEADLINE_S, Node, Supervisor, Watcher
 DEFAULT_NODES = 3
 DEFAULT_PORT = 9092
 NODES_MAX = 100
+VOTING_PATIENCE_S = 15.0
 
 Folder = Annotated[str, typer.Option("--dir", "-d", metavar="DIR", help="Folder of the cluster.")]
 
@@ -102,9 +110,10 @@ def supervise(
         now = now.running(pids)
         place.save(now)
 
-    def all_ready() -> None:
+    async def all_ready() -> None:
         nonlocal now
-        now = replace(now, cluster_id=now.cluster_id or _cluster_id(now))
+        found = await asyncio.to_thread(_cluster_id, now)
+        now = replace(now, cluster_id=now.cluster_id or found)
         place.save(now)
         ready(now)
         notify.ready()
@@ -188,14 +197,20 @@ def _refuse_taken_ports(cluster: LocalCluster) -> None:
 
 
 def _cluster_id(cluster: LocalCluster) -> str | None:
-    from penstock.cli.cluster_requests import cluster_id
+    """Known at once; what takes a moment, and is waited for, is that all its controllers vote."""
+    from penstock.cli.cluster_requests import cluster_id, quorum
 
-    for node in cluster.nodes:
-        try:
-            return cluster_id(parse_address(node.address))
-        except OSError:
-            continue
-    return None
+    controllers = {node.id for node in cluster.nodes if CONTROLLER in node.roles}
+    found, deadline = None, time.monotonic() + VOTING_PATIENCE_S
+    while time.monotonic() < deadline:
+        for address in (parse_address(node.address) for node in cluster.nodes):
+            with suppress(OSError):
+                found = cluster_id(address)
+                if controllers <= {voter.id for voter in quorum(address, timeout_s=2).voters}:
+                    return found
+        time.sleep(0.1)
+    note("not all controllers vote yet; penstock cluster status tells")
+    return found
 
 
 # -- telling ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ class Watcher:
     """Whom the supervisor tells what happens; `pids` has None for a node that does not run."""
 
     pids_changed: Callable[[dict[int, int | None]], None]
-    all_ready: Callable[[], None]
+    all_ready: Callable[[], Awaitable[None]]
     say: Callable[[str], None]
 
 
@@ -84,7 +84,7 @@ class Supervisor:
         try:
             await self._unless_stopped(*watching)
             if not self._stop.is_set():
-                self._watcher.all_ready()
+                await self._unless_stopped(asyncio.ensure_future(self._watcher.all_ready()))
                 await self._keep_running()
         finally:
             for task in watching:

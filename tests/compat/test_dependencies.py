@@ -1,0 +1,209 @@
+"""What a node depends on: quorum, disk, peers, clock. For each, what goes on without it and what is refused.
+
+docs/operations.md says which of them fails open and which fails closed; these tests are its witnesses. A full disk has
+its own in tests/unit/broker/test_disk_full.py.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from tests.clusters import ClusterProcesses
+from tests.compat import ailing
+from tests.waiting import eventually
+
+from penstock.cli.cluster_requests import Quorum, brokers, quorum
+
+HOUR_S = 3600
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterProcesses]:
+    program = tmp_path / "penstock"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ailing.__file__} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PENSTOCK_TEST_EXECUTABLE", str(program))
+    processes = ClusterProcesses(tmp_path)
+    for node in processes.nodes.values():
+        ailing.ails_of(node.data_dir).mkdir()
+    processes.start()
+    eventually(lambda: len(seen_quorum(processes).voters) == len(processes.nodes), what="all nodes voting")
+    yield processes
+    processes.kill()
+
+
+def seen_quorum(processes: ClusterProcesses) -> Quorum:
+    return quorum(processes.nodes[1].direct_address, timeout_s=10)
+
+
+@pytest.fixture
+def admin(cluster: ClusterProcesses) -> AdminClient:
+    return AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+
+
+def create(admin: AdminClient, name: str, replicas: list[int]) -> None:
+    for future in admin.create_topics([NewTopic(name, 1, replica_assignment=[replicas])]).values():
+        future.result()
+
+
+def publish(bootstrap: str, topic: str, *values: str, timeout_s: float = 20) -> list[str]:
+    """Returns what went wrong; empty when all were acknowledged by all in-sync replicas."""
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "log_level": 0, "message.timeout.ms": int(timeout_s * 1000)}
+    )
+    errors: list[str] = []
+    for value in values:
+        producer.produce(topic, value, on_delivery=lambda error, _: error and errors.append(error.name()))
+    assert producer.flush(timeout_s + 10) == 0
+    return errors
+
+
+def read(bootstrap: str, topic: str, count: int) -> list[str]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "none", "log_level": 0})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found: list[str] = []
+
+    def arrived() -> bool:
+        found.extend(m.value().decode() for m in consumer.consume(100, 0.2) if not m.error())
+        return len(found) >= count
+
+    eventually(arrived, what=f"{count} records")
+    consumer.close()
+    return found
+
+
+def in_sync(admin: AdminClient, topic: str) -> set[int]:
+    return set(admin.list_topics(topic, timeout=10).topics[topic].partitions[0].isrs)
+
+
+def leader(admin: AdminClient, topic: str) -> int:
+    return int(admin.list_topics(topic, timeout=10).topics[topic].partitions[0].leader)
+
+
+def controller(admin: AdminClient) -> int:
+    return int(admin.describe_cluster().result().controller.id)
+
+
+def test_without_a_quorum_leaders_go_on_and_changes_are_refused(
+    cluster: ClusterProcesses, admin: AdminClient
+) -> None:
+    create(admin, "here", [3])
+    create(admin, "there", [2, 3])
+    last = cluster.nodes[3].bootstrap_servers
+    assert publish(last, "here", "before") == []
+    assert publish(last, "there", "before") == []
+    cluster.nodes[1].kill()
+    cluster.nodes[2].kill()
+
+    # Open: what node 3 leads needs nobody's leave.
+    assert publish(last, "here", "during") == []
+    assert read(last, "here", 2) == ["before", "during"]
+    # Closed: nothing is decided without a majority, neither a topic nor another leader.
+    alone = AdminClient({"bootstrap.servers": last, "log_level": 0})
+    [new] = alone.create_topics([NewTopic("new", 1, 1)], operation_timeout=5, request_timeout=15).values()
+    with pytest.raises(KafkaException) as refused:
+        new.result()
+    assert refused.value.args[0].name() in {"REQUEST_TIMED_OUT", "NOT_CONTROLLER", "_TIMED_OUT"}
+    assert publish(last, "there", "during", timeout_s=3) == ["_MSG_TIMED_OUT"]
+
+    cluster.nodes[1].start()
+    eventually(lambda: leader(alone, "there") == 3, what="node 3 leading once there is a quorum")
+    cluster.nodes[2].start()  # two replicas are asked for
+    assert publish(last, "there", "after") == []
+    assert read(last, "there", 2)[0] == "before"
+
+
+def test_without_a_peer_the_in_sync_set_shrinks_and_writes_go_on(
+    cluster: ClusterProcesses, admin: AdminClient
+) -> None:
+    create(admin, "orders", [1, 2, 3])
+    assert publish(cluster.bootstrap_servers, "orders", "before") == []
+    follower = next(n for n in (3, 2) if n not in (leader(admin, "orders"), controller(admin)))
+    cluster.nodes[follower].freeze()
+    assert publish(cluster.bootstrap_servers, "orders", "during") == []
+    eventually(lambda: in_sync(admin, "orders") == {1, 2, 3} - {follower}, what="a smaller in-sync set")
+    assert publish(cluster.bootstrap_servers, "orders", "during too") == []
+
+    cluster.nodes[follower].thaw()
+    eventually(lambda: in_sync(admin, "orders") == {1, 2, 3}, what="the follower back in sync")
+
+
+def test_below_min_insync_replicas_writes_are_refused_and_reads_go_on(
+    cluster: ClusterProcesses, admin: AdminClient
+) -> None:
+    first = controller(admin)
+    other = next(n for n in cluster.nodes if n != first)
+    create(admin, "orders", [first, other])
+    assert publish(cluster.bootstrap_servers, "orders", "before") == []
+    cluster.nodes[other].kill()
+    eventually(lambda: in_sync(admin, "orders") == {first}, what="a smaller in-sync set")
+    assert publish(cluster.bootstrap_servers, "orders", "during", timeout_s=3) == ["_MSG_TIMED_OUT"]
+    assert read(cluster.bootstrap_servers, "orders", 1) == ["before"]
+
+
+def test_a_disk_that_fails_to_sync_ends_the_node_and_another_leads(
+    cluster: ClusterProcesses, admin: AdminClient
+) -> None:
+    create(admin, "orders", [1, 2, 3])
+    assert publish(cluster.bootstrap_servers, "orders", "before") == []
+    ailing_node = cluster.nodes[leader(admin, "orders")]
+    (ailing.ails_of(ailing_node.data_dir) / "sync").touch()
+    # The write that meets the failing disk is acknowledged by another leader, never on the strength of a failed sync.
+    assert publish(cluster.bootstrap_servers, "orders", "during") == []
+    eventually(lambda: ailing_node.exit_code not in (None, 0), what="the end of the node")
+    eventually(lambda: leader(admin, "orders") not in (-1, ailing_node.node_id), what="another leader")
+    assert set(read(cluster.bootstrap_servers, "orders", 2)) == {"before", "during"}
+
+
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+def test_a_clock_that_jumps_expires_nobody_and_loses_nothing(
+    cluster: ClusterProcesses, admin: AdminClient, jump_s: int
+) -> None:
+    create(admin, "orders", [1, 2, 3])
+    consumer = _member(cluster, "orders")
+    assert publish(cluster.bootstrap_servers, "orders", "before") == []
+    epochs = _leader_epochs(cluster)
+    for node in cluster.nodes.values():
+        (ailing.ails_of(node.data_dir) / "clock").write_text(str(jump_s))
+    assert publish(cluster.bootstrap_servers, "orders", "during") == []
+    found = [message.value() for message in _poll(consumer, 2)]
+    assert found == [b"before", b"during"]
+    consumer.commit(asynchronous=False)  # refused if the group had thrown it out
+    consumer.close()
+    assert in_sync(admin, "orders") == {1, 2, 3}
+    assert _leader_epochs(cluster) == epochs, "somebody was fenced or the controller has changed"
+
+
+def _member(cluster: ClusterProcesses, topic: str) -> Consumer:
+    settings = {
+        "group.id": "billing",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "log_level": 0,
+    }
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, **settings})
+    consumer.subscribe([topic])
+    eventually(lambda: consumer.poll(0.1) is None and consumer.assignment(), what="an assignment")
+    return consumer
+
+
+def _poll(consumer: Consumer, count: int) -> list[object]:
+    found: list[object] = []
+
+    def arrived() -> bool:
+        message = consumer.poll(0.2)
+        if message is not None and not message.error():
+            found.append(message)
+        return len(found) >= count
+
+    eventually(arrived, what=f"{count} records")
+    return found
+
+
+def _leader_epochs(cluster: ClusterProcesses) -> tuple[int, frozenset[int]]:
+    """The epoch of the quorum, and who is fenced."""
+    fenced = frozenset(broker.id for broker in brokers(cluster.nodes[1].direct_address) if broker.fenced)
+    return seen_quorum(cluster).epoch, fenced

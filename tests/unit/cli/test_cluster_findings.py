@@ -1,0 +1,128 @@
+"""What status makes of a cluster: every finding has its cause, and a healthy cluster has none."""
+
+from typing import Any
+
+import pytest
+
+from penstock.cli.client import Place
+from penstock.cli.cluster_findings import ERROR, findings
+from penstock.cli.cluster_requests import Broker, Moving, Quorum, QuorumReplica
+from penstock.cli.cluster_status import as_document
+from penstock.cli.cluster_view import ClusterView, PartitionView
+
+
+def broker(id: int, **changes: Any) -> Broker:
+    return Broker(id, f"host-{id}", 9092, None, False)._replace(**changes)
+
+
+def partition(**changes: Any) -> PartitionView:
+    return PartitionView(Place("orders", 0), 1, (1, 2, 3), (1, 2, 3), 2)._replace(**changes)
+
+
+def quorum(*voters: int, behind: int = 0) -> Quorum:
+    return Quorum(1, 4, 5000, tuple(QuorumReplica(id, 5000 - behind * (id != 1), 0) for id in voters), ())
+
+
+def view(*partitions: PartitionView, **changes: Any) -> ClusterView:
+    brokers = (broker(1), broker(2), broker(3))
+    return ClusterView("id", quorum(1, 2, 3), brokers, partitions or (partition(),), {})._replace(**changes)
+
+
+def levels(of: ClusterView) -> list[str]:
+    return [finding.level for finding in findings(of)]
+
+
+def test_a_healthy_cluster_has_no_findings() -> None:
+    assert findings(view()) == []
+    assert as_document(view(), [])["up"]
+    assert as_document(view(), [])["troubles"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"leader": -1, "in_sync": ()}, "1 partition offline"),
+        ({"in_sync": (1, 2)}, "1 partition under-replicated"),
+        ({"in_sync": (1,)}, "under min.insync.replicas"),
+        ({"replicas": (1, 2, 9), "in_sync": (1, 2)}, "no broker of the cluster: broker 9"),
+    ],
+)
+def test_partitions_that_are_not_as_they_should_be(changes: dict[str, Any], text: str) -> None:
+    assert text in " | ".join(finding.message for finding in findings(view(partition(**changes))))
+
+
+def test_only_what_is_down_is_an_error() -> None:
+    assert ERROR in levels(view(partition(leader=-1, in_sync=())))
+    assert ERROR in levels(view(quorum=None))
+    assert ERROR not in levels(view(partition(in_sync=(1,))))
+    assert ERROR not in levels(view(quorum=None, tells_quorum=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"quorum": quorum(1)}, "one voter holds the metadata"),
+        ({"quorum": quorum(1, 2)}, "2 voters survive the loss of 0, as 1 would"),
+        ({"quorum": quorum(1, 2, 3, 4)}, "4 voters survive the loss of 1, as 3 would"),
+        ({"quorum": quorum(1, 2, 3, behind=2000)}, "voter 2 is 2000 records behind"),
+        ({"brokers": (broker(1), broker(2), broker(3, fenced=True))}, "not in use: broker 3"),
+        ({"unreachable": frozenset({2})}, "not to be reached from here at the advertised address: broker 2"),
+        (
+            {"brokers": tuple(broker(id, host="one") for id in (1, 2, 3))},
+            "all brokers are in one place (one)",
+        ),
+    ],
+)
+def test_what_is_less_safe_than_it_looks(changes: dict[str, Any], text: str) -> None:
+    assert text in " | ".join(finding.message for finding in findings(view(**changes)))
+
+
+def test_replicas_that_share_a_host_while_there_are_others() -> None:
+    brokers = (broker(1, host="a"), broker(2, host="a"), broker(3, host="b"))
+    [found] = findings(view(partition(replicas=(1, 2), in_sync=(1, 2)), brokers=brokers))
+    assert "all replicas in one rack or on one host (orders[0])" in found.message
+    assert findings(view(partition(replicas=(1, 3), in_sync=(1, 3)), brokers=brokers)) == []
+    racks = tuple(each._replace(rack=f"r{each.id}") for each in brokers)
+    assert findings(view(partition(replicas=(1, 2), in_sync=(1, 2)), brokers=racks)) == []
+
+
+def test_internal_topics_warn_until_they_have_their_replicas() -> None:
+    offsets = partition(place=Place("__consumer_offsets", 0), replicas=(1, 2), in_sync=(1, 2), isr_min=1)
+    wanted = {"__consumer_offsets": 3}
+    [found] = findings(view(offsets, internal_replicas=wanted))
+    assert "__consumer_offsets has fewer than 3 copies of 1 partition" in found.message
+    raised = offsets._replace(replicas=(1, 2, 3), in_sync=(1, 2, 3))
+    assert findings(view(raised, internal_replicas=wanted)) == []
+
+
+def test_a_partition_on_the_move_is_judged_by_where_it_goes() -> None:
+    moving = partition(
+        replicas=(3, 2, 1), in_sync=(1, 2), leader=1, moving=Moving((3, 2), adding=(3,), removing=(1,))
+    )
+    assert not moving.is_under_replicated
+    assert moving.settled == (3, 2)
+    assert moving.troubles == ["not led by its preferred replica", "being reassigned"]
+
+
+def test_the_worst_comes_first() -> None:
+    fine, slow = partition(), partition(place=Place("orders", 1), in_sync=(1, 2))
+    down = partition(place=Place("orders", 2), leader=-1, in_sync=())
+    found = view(fine, slow, down)
+    document = as_document(found, findings(found))
+    assert [row["partition"] for row in document["troubles"]] == [2, 1]
+    assert document["findings"][0]["level"] == ERROR
+    assert document["partitions"] == {
+        "total": 3, "offline": 1, "under_min_isr": 1, "under_replicated": 2, "not_preferred": 0, "reassigning": 0,
+    }  # fmt: skip
+    assert not document["up"]
+
+
+def test_brokers_with_what_they_lead_and_hold() -> None:
+    document = as_document(view(partition(replicas=(1, 9), in_sync=(1,))), [])
+    rows = {
+        row["node"]: (row["state"], row["leads"], row["replicas"], row["in_sync"])
+        for row in document["brokers"]
+    }
+    assert rows == {
+        1: ("active", 1, 1, 1), 2: ("active", 0, 0, 0), 3: ("active", 0, 0, 0), 9: ("unknown", 0, 1, 0),
+    }  # fmt: skip

@@ -1,0 +1,93 @@
+"""Which node of a local cluster does what, and how it finds the others."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.cluster_folder import ClusterFolder, LocalCluster, Member
+from penstock.cli.cluster_plan import grown, local_members, node_words, quorum_flags
+from penstock.cli.failure import Failure
+
+
+def members(count: int) -> list[Member]:
+    return local_members(Path("/d"), count, range(9001, 9001 + count), [None] * count)
+
+
+def founded(count: int) -> LocalCluster:
+    return replace(grown(None, count, members(count)), cluster_id="known")
+
+
+@pytest.mark.parametrize(("count", "controllers"), [(1, [1]), (2, [1]), (3, [1, 2, 3]), (5, [1, 2, 3])])
+def test_three_nodes_are_controllers_or_one(count: int, controllers: list[int]) -> None:
+    cluster = founded(count)
+    assert [node.id for node in cluster.nodes if "controller" in node.roles] == controllers
+    assert all("broker" in node.roles for node in cluster.nodes)
+
+
+def test_founders_name_each_other_and_others_join_them() -> None:
+    cluster = founded(4)
+    voters = "1@127.0.0.1:9001,2@127.0.0.1:9002,3@127.0.0.1:9003"
+    assert quorum_flags(cluster.nodes[0], cluster) == ["--voters", voters]
+    assert quorum_flags(cluster.nodes[3], cluster) == [
+        "--join",
+        "127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003",
+    ]
+
+
+def test_a_node_alone_founds_its_cluster_by_itself() -> None:
+    cluster = founded(1)
+    assert quorum_flags(cluster.nodes[0], cluster) == []
+
+
+def test_a_grown_cluster_is_never_founded_a_second_time() -> None:
+    """The first node without its disk would found another cluster if it were told of nobody."""
+    cluster = grown(founded(1), 3, members(3))
+    assert [node.founder for node in cluster.nodes] == [True, False, False]
+    assert quorum_flags(cluster.nodes[0], cluster) == ["--join", "127.0.0.1:9002,127.0.0.1:9003"]
+    assert quorum_flags(cluster.nodes[1], cluster) == ["--join", "127.0.0.1:9001,127.0.0.1:9003"]
+    assert [len(node.roles) for node in cluster.nodes] == [2, 2, 2]
+
+
+def test_nodes_keep_their_addresses() -> None:
+    moved = local_members(Path("/d"), 3, [1, 2, 3], [None] * 3)
+    assert [node.address for node in grown(founded(2), 3, moved).nodes] == [
+        "127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:3",
+    ]  # fmt: skip
+
+
+def test_a_cluster_that_was_never_founded_is_planned_anew() -> None:
+    never = replace(founded(1), cluster_id=None)
+    assert [node.founder for node in grown(never, 3, members(3)).nodes] == [True, True, True]
+
+
+def test_a_cluster_does_not_lose_nodes_by_starting() -> None:
+    with pytest.raises(Failure, match="cannot lose 2"):
+        grown(founded(3), 1, members(1))
+
+
+def test_writes_survive_a_node_wherever_there_are_three_and_the_user_has_the_last_word() -> None:
+    words = node_words(founded(3).nodes[0], founded(3), None, {"min.insync.replicas": "3"})
+    assert "default.replication.factor=3" in words
+    assert "min.insync.replicas=3" in words
+    assert "min.insync.replicas=2" in node_words(founded(3).nodes[0], founded(3), None, {})
+    assert "min.insync.replicas=1" in node_words(founded(1).nodes[0], founded(1), None, {})
+
+
+def test_the_folder_remembers_and_lets_one_in(tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path)
+    assert folder.load() is None
+    assert not folder.is_running
+    cluster = replace(founded(3).running({1: 11, 3: 13}), settings={"a": "b"}, supervisor=7, first_port=9001)
+    folder.save(cluster)
+    assert folder.load() == cluster
+    folder.lock()
+    assert folder.is_running
+    with pytest.raises(Failure, match="is running"):
+        ClusterFolder(tmp_path).lock()
+
+
+def test_a_file_that_says_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text('{"nodes": [{"id": 1}]}')
+    with pytest.raises(Failure, match="not what this release has written"):
+        ClusterFolder(tmp_path).load()
