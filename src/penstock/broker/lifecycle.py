@@ -52,6 +52,8 @@ class BrokerLifecycle:
         self.incarnation = uuid4()
         self.broker_epoch = _NO_EPOCH
         self.is_fenced = True
+        #: Nothing that the last run wrote can have been lost with the machine.
+        self.was_clean = True
         self._interval_s = settings.integer("broker.heartbeat.interval.ms") / 1000
         self._session_s = settings.integer("broker.session.timeout.ms") / 1000
         self._is_ready = self._wants_out = self._may_leave = False
@@ -75,6 +77,7 @@ class BrokerLifecycle:
         node = self._node
         boot_id = current_boot_id()
         last_epoch = safe_epoch(node.store.directory, stopped_cleanly=node.store.clean, boot_id=boot_id)
+        self.was_clean = last_epoch >= 0
         if is_sole_broker(node):
             self.broker_epoch = await register_alone(
                 node, own_registration(node, self.incarnation, last_epoch)

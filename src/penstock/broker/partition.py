@@ -19,7 +19,7 @@ from uuid import UUID
 
 from penstock.broker.flusher import Flusher
 from penstock.broker.metrics import Metrics
-from penstock.cluster.guarantees import capped_isr_min, effective_isr_min
+from penstock.cluster.guarantees import capped_isr_min, effective_isr_min, isr_floor
 from penstock.cluster.names import is_internal
 from penstock.cluster.records import NO_LEADER
 from penstock.log.positions import LogPosition
@@ -54,6 +54,7 @@ class Partition:
         "_fetch_waiters",
         "_flusher",
         "_flushes_on_ack",
+        "_isr_floor",
         "_metrics",
         "_retired",
         "_sync_waiters",
@@ -113,6 +114,7 @@ class Partition:
         self.isr_size = 0
         self.min_insync_replicas = self.isr_needed = min_insync_replicas
         self.adding_count = 0
+        self._isr_floor = 1
         self.leading: Leading | None = None
         self.traffic = metrics.traffic(topic)
         # After recovery everything that is left is on disk: the log was read back from it.
@@ -208,7 +210,7 @@ class Partition:
 
     def set_min_insync_replicas(self, count: int) -> None:
         self.min_insync_replicas = count
-        self.isr_needed = capped_isr_min(count, len(self.replicas), self.adding_count)
+        self.isr_needed = max(capped_isr_min(count, len(self.replicas), self.adding_count), self._isr_floor)
         if self.leading is not None:
             self.leading.configured(self.isr_needed)
 
@@ -257,6 +259,7 @@ class Partition:
         self.leader_id, self.leader_epoch = state.leader, state.leader_epoch
         self.replicas, self.isr_size = state.replicas, len(state.isr)
         self.adding_count = len(state.adding_replicas)
+        self._isr_floor = isr_floor(state)
         self.isr_needed = effective_isr_min(self.min_insync_replicas, state)
         self.is_being_moved_here = local_id in state.adding_replicas
 

@@ -205,9 +205,12 @@ class PartitionTable:
             topic = wanted[name, index]
             partition = self._adopt(topic, index, log, _min_insync_replicas(settings[name]))
             self.lost.forget((name, index))
-            if (name, index) in report.short and has_peers(topic.partitions[index]):
-                self._lose_end((name, index), log)
-            await self._take_role(partition, topic.partitions[index])
+            state = topic.partitions[index]
+            if (name, index) in report.short and has_peers(state):
+                self._lose_end((name, index), f"the log ends at {log.end_offset}, and more was synced once")
+            elif self._is_trusted_too_far(log, state):
+                self._lose_end((name, index), "it was not stopped cleanly, and syncs when it likes")
+            await self._take_role(partition, state)
         return report
 
     def _open_in_store(self, wanted: dict[Key, TopicState], configs: dict[str, LogConfig]) -> OpenReport:
@@ -249,9 +252,14 @@ class PartitionTable:
         if self.lost.add(key, reason) and self._node.state != "starting":
             self._node.spawn(self.lost.report())
 
-    def _lose_end(self, key: Key, log: Log) -> None:
+    def _is_trusted_too_far(self, log: Log, state: PartitionState) -> bool:
+        """The controller counts on a copy that may lack its end: it takes this node's flush policy for another."""
+        may_lack_end = log.config.flush != "ack" and not self._node.lifecycle.was_clean
+        return may_lack_end and self._node.state == "starting" and self._node.node_id in state.elr
+
+    def _lose_end(self, key: Key, reason: str) -> None:
         """Served, as what is there is sound, but it must not lead before the rest has been fetched."""
-        self.lost.add_short(key, f"the log ends at {log.end_offset}, and more of it was synced once")
+        self.lost.add_short(key, reason)
         if self._node.state != "starting":
             self._node.spawn(self.lost.report())
 

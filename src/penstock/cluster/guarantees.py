@@ -29,7 +29,17 @@ def topic_guarantees(overrides: Mapping[str, str], node: Iterable[Layer] = NO_NO
 
 def effective_isr_min(isr_min: int, partition: PartitionState) -> int:
     """No more than there are replicas; those that a reassignment is still filling are not asked for yet."""
-    return capped_isr_min(isr_min, len(partition.replicas), len(partition.adding_replicas))
+    return max(
+        capped_isr_min(isr_min, len(partition.replicas), len(partition.adding_replicas)), isr_floor(partition)
+    )
+
+
+def isr_floor(partition: PartitionState) -> int:
+    """While others may be elected because nothing goes on without them, nothing does, whatever the settings say.
+
+    A node may read another minimum from its own file than the controller does from its.
+    """
+    return len(partition.isr) + 1 if partition.elr else 1
 
 
 def capped_isr_min(isr_min: int, replicas: int, adding: int) -> int:

@@ -80,6 +80,7 @@ class Controller:
         self.is_answered: Callable[[Any], bool] = lambda request: self.answer is not None
         self.lost: list[set[tuple[str, int]]] = []
         self.broker_epoch = BROKER_EPOCH + ME  # of the broker whose lifecycle this stands for
+        self.was_clean = True
 
     async def call(self, api_key: int, request: Any, timeout_s: float = 15.0) -> Any:
         self.requests.append(request)

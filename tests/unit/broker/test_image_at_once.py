@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 from tests.unit.broker.raw_client import until
-from tests.unit.broker.replicas import ME, PEER, TOPIC_ID, Broker, broker_of_three, registration
+from tests.unit.broker.replicas import ME, PEER, TOPIC_ID, Broker, broker_of_three, configs, registration
 
 from penstock.broker.leading import monotonic_ms
 from penstock.broker.partition import Partition
 from penstock.cluster.records import PartitionChangeRecord
 from penstock.cluster.state import PartitionState
+from penstock.protocol.errors import ErrorCode
 from penstock.replication.leader import HOLD_MS_MAX
 
 
@@ -62,3 +63,18 @@ async def test_one_partition_that_fails_keeps_none_of_the_others_from_their_role
     )
     assert [broker.partition(index).is_leader for index in range(3)] == [False] * 3
     assert broker.partition(2).leader_id == PEER
+
+
+async def test_nothing_is_committed_without_those_who_may_be_elected_whatever_this_node_thinks(
+    broker: Broker,
+) -> None:
+    """The controller goes by a higher minimum than this broker's own file says."""
+    await broker.create(isr=(ME, PEER), min_isr=1)
+    first = broker.produce()
+    await broker.change(isr=(ME,), eligible_leader_replicas=(PEER,))
+    assert (first.is_done, broker.partition().high_watermark) == (False, 0)
+    assert broker.produce().produced.error_code is ErrorCode.not_enough_replicas
+    await broker.apply(*configs("t", {"min.insync.replicas": "1"}))
+    assert not first.is_done
+    await broker.change(eligible_leader_replicas=())
+    assert first.produced.error_code is ErrorCode.none

@@ -173,3 +173,17 @@ async def test_the_only_copy_whose_end_has_gone_leads_with_what_is_left(tmp_path
     await broker.create(replicas=(ME,))
     assert (broker.partition().role, len(broker.partitions.lost)) == (Role.LEADER, 0)
     await broker.close()
+
+
+async def test_who_may_lack_its_end_says_so_where_the_controller_does_not_expect_it(tmp_path: Path) -> None:
+    """Its own file lets it sync when it likes; the controller's says that it counts only what it has synced."""
+    for was_clean, flush, reported in ((True, "never", 0), (False, "ack", 0), (False, "never", 1)):
+        folder = tmp_path / f"{was_clean}-{flush}"
+        (folder / "data" / "t-0").mkdir(parents=True)
+        broker = await _restarted(folder)
+        broker.lifecycle.was_clean = was_clean
+        eligible = {"isr": (PEER,), "eligible_leader_replicas": (ME,)}
+        await broker.create(leader=PEER, min_isr=2, configs={"penstock.flush": flush}, **eligible)
+        assert broker.partition().role is Role.FOLLOWER
+        assert len(broker.partitions.lost) == reported
+        await broker.close()
