@@ -1,0 +1,132 @@
+"""The supervisor on small programs in place of nodes: starting, dying, returning, stopping."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.waiting import eventually_async
+
+from penstock.cli import supervisor
+from penstock.cli.failure import Failure
+from penstock.cli.supervisor import Node, Supervisor, Watcher
+
+READY = "from penstock.cli import notify; import time; notify.ready(); time.sleep(60)"
+SLEEP = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); {READY}"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}"
+DIES = "import sys; print('the disk is on fire'); sys.exit(3)"
+
+
+class World:
+    """What a supervisor has told, and a way to meddle once all are ready."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.said: list[str] = []
+        self.pids: dict[int, int | None] = {}
+        self.lives: dict[int, set[int]] = {}
+        self.meddle: Callable[[], None] = lambda: None
+
+    async def run(self, *programs: str, restart: bool = False) -> int:
+        nodes = [
+            Node(number, (sys.executable, "-c", program), self.folder / f"{number}.log")
+            for number, program in enumerate(programs, 1)
+        ]
+        watcher = Watcher(pids_changed=self._pids, all_ready=self._ready, say=self.said.append)
+        return await Supervisor(nodes, watcher, restart=restart).run()
+
+    def _pids(self, pids: dict[int, int | None]) -> None:
+        self.pids = pids
+        for id, pid in pids.items():
+            if pid is not None:
+                self.lives.setdefault(id, set()).add(pid)
+
+    async def _ready(self) -> None:
+        self.meddle()
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async def check() -> bool:
+        return happened()
+
+    await eventually_async(check)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def test_a_signal_stops_all_of_them(world: World) -> None:
+    world.meddle = interrupt
+    assert await world.run(SLEEP, SLEEP) == 0
+    assert world.pids == {1: None, 2: None}
+    assert world.said == ["stopping"]
+
+
+async def test_a_node_that_dies_while_starting_stops_the_others_and_is_quoted(world: World) -> None:
+    with pytest.raises(Failure, match=r"node 2 did not start: exit code 3\n  the disk is on fire"):
+        await world.run(SLEEP, DIES)
+    assert world.pids == {1: None, 2: None}
+
+
+async def test_a_node_that_dies_later_is_told_and_the_others_go_on(world: World) -> None:
+    world.meddle = lambda: os.kill(world.pids[2] or 0, signal.SIGKILL)
+    running = asyncio.create_task(world.run(SLEEP, SLEEP))
+    await until(lambda: world.pids.get(2, 0) is None)
+    assert world.pids[1] is not None
+    assert "node 2 has ended (killed by SIGKILL)" in world.said[0]
+    interrupt()
+    assert await running == 1  # not all of them ended as they should
+
+
+async def test_when_none_is_left_there_is_nothing_to_watch(world: World) -> None:
+    world.meddle = lambda: os.kill(world.pids[1] or 0, signal.SIGKILL)
+    with pytest.raises(Failure, match="no node is left"):
+        await world.run(SLEEP)
+
+
+async def test_a_node_that_dies_comes_back_where_wanted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "RESTART_PAUSE_MIN_S", 0.01)
+    world.meddle = lambda: os.kill(world.pids[1] or 0, signal.SIGKILL)
+    running = asyncio.create_task(world.run(SLEEP, restart=True))
+    await until(lambda: "node 1 is back" in world.said)
+    assert len(world.lives[1]) == 2
+    interrupt()
+    assert await running == 0
+
+
+async def test_what_does_not_stop_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "STOP_DEADLINE_S", 0.1)
+    world.meddle = interrupt
+    assert await world.run(STUBBORN) == 1
+    assert "killing" in world.said[-1]
+
+
+async def test_a_second_signal_does_not_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "IMPATIENT_AFTER_S", 0.0)
+    world.meddle = interrupt
+    running = asyncio.create_task(world.run(STUBBORN))
+    await until(lambda: "stopping" in world.said)
+    interrupt()
+    assert await running == 1
+    assert world.said[-1] == "killing what is left; the next start recovers"
+
+
+async def test_the_end_of_stdin_is_the_end_of_the_node() -> None:
+    program = "from penstock.cli import lifeline; import time; lifeline.stop_with_stdin(); time.sleep(60)"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdin=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+    process.stdin.close()
+    assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGTERM
