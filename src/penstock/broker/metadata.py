@@ -358,9 +358,17 @@ class MetadataLog:
                 self._next_offset = base_offset + len(records)
                 try:
                     decision = proposal.decide(image)
-                    image.apply(decision.records)
                 except Exception as error:
                     outcomes.append(_Outcome(proposal, None, error))
+                    continue
+                try:
+                    image.apply(decision.records)
+                except Exception as error:
+                    # Half of it may be in the copy, and what is decided on that would halt every node.
+                    logger.exception("a decision contradicts the image")
+                    outcomes.append(_Outcome(proposal, None, error))
+                    image = self.image.fork()
+                    image.apply(records)
                 else:
                     records += decision.records
                     outcomes.append(_Outcome(proposal, decision.reply, None))

@@ -89,6 +89,36 @@ async def test_a_decision_that_fails_takes_no_other_with_it(tmp_path: Path) -> N
     await member.kill()
 
 
+async def test_half_of_a_decision_that_contradicts_the_image_misleads_no_other(tmp_path: Path) -> None:
+    member = await within(one(tmp_path).start())
+    first, second = UUID(int=5), UUID(int=6)
+
+    def wrong(image: ClusterImage) -> Decision[None]:
+        topic = TopicRecord(name="t", topic_id=first)
+        return Decision((topic, topic), None)
+
+    def right(image: ClusterImage) -> Decision[bool]:
+        partition = PartitionRecord(
+            partition_id=0,
+            topic_id=second,
+            replicas=(1,),
+            isr=(1,),
+            leader=1,
+            leader_epoch=0,
+            partition_epoch=0,
+            directories=(UUID(int=200),),
+        )
+        return Decision((TopicRecord(name="t", topic_id=second), partition), "t" in image.topics)
+
+    failed, saw_half = await within(
+        asyncio.gather(member.metadata.propose(wrong), member.metadata.propose(right), return_exceptions=True)
+    )
+    assert isinstance(failed, AssertionError)
+    assert saw_half is False
+    assert member.metadata.image.topics["t"].id == second
+    await member.kill()
+
+
 async def test_a_decision_without_records_writes_nothing(tmp_path: Path) -> None:
     member = await within(one(tmp_path).start())
     end_offset = member.quorum.state.log.end_offset
