@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -174,17 +176,20 @@ def _state_of(bootstrap: str, node: int) -> str:
     return next(row["state"] for row in status(bootstrap)["brokers"] if row["node"] == node)
 
 
-def test_a_node_that_dies_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_node_that_dies_and_loses_its_disk_is_told_and_comes_back(tmp_path: Path) -> None:
     with cluster(tmp_path, "--port", "0", "--restart") as running:
         running.await_ready()
         run("topic", "create", "orders", "-p", "3", "-b", running.bootstrap)
         killed = running.pid(2)
         os.kill(killed, signal.SIGKILL)
+        shutil.rmtree(tmp_path / "node-2")
         eventually(lambda: "node 2 has ended (killed by SIGKILL)" in running.text, what="the news")
         run("produce", "orders", "-b", running.bootstrap, given="one\n")
         eventually(lambda: "node 2 is back" in running.text, within_s=TIMEOUT_S, what="its return")
         assert running.pid(2) != killed
         eventually(lambda: not status(running.bootstrap)["troubles"], what="everything in sync and in place")
+        eventually(lambda: len(status(running.bootstrap)["quorum"]["voters"]) == 3, what="its vote back")
+        assert run("consume", "orders", "-e", "-b", running.bootstrap)[0] == "one\n"
 
 
 def test_nodes_end_with_their_supervisor(tmp_path: Path) -> None:
@@ -206,9 +211,7 @@ def test_a_node_that_cannot_start_is_shown_with_its_last_words(tmp_path: Path) -
     assert [node["pid"] for node in failing.document["nodes"]] == [None, None, None]
 
 
-def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path, bootstrap: str) -> None:
-    import socket
-
+def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
