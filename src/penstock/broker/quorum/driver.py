@@ -324,6 +324,10 @@ class Driver:
         except ApiError as error:
             self._report_refusal(where, error)
             return None, False
+        except Exception:
+            # The core waits for every answer, so one that cannot be understood counts as none.
+            logger.exception("a quorum answer cannot be understood", extra={"by": str(where)})
+            return None, False
         self._refusal = None
         return reply, False
 
