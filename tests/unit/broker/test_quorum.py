@@ -13,6 +13,7 @@ import pytest
 from kio.schema.describe_quorum.v2.request import DescribeQuorumRequest, PartitionData, TopicData
 from tests.unit.broker.quorum_harness import Cluster, Member, until, within
 
+from penstock.broker.quorum import joining
 from penstock.broker.quorum.asking import ask
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.raft.messages import VoteRequest
@@ -175,6 +176,29 @@ async def test_a_member_with_a_lost_disk_joins_as_a_new_voter(tmp_path: Path) ->
         assert not renewed.quorum.voters.is_voter(before)
 
 
+async def test_a_second_process_with_the_id_of_a_living_voter_gets_no_vote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silences: list[int | None] = []
+    silent_ms = joining._silent_ms
+
+    async def noted(*asked: Any) -> int | None:
+        silences.append(await silent_ms(*asked))
+        return silences[-1]
+
+    monkeypatch.setattr(joining, "_silent_ms", noted)
+    async with cluster_of(tmp_path) as cluster:
+        await cluster.start()
+        before = cluster.members[3].quorum.voters
+        node_id = 2 if (await cluster.active()).node_id != 2 else 3
+        impostor = Member(tmp_path / "impostor", node_id, 0, {"controller.quorum.voters": cluster.voters})
+        await within(impostor.start())
+        await until(lambda: len(silences) == 2, "it tries, and tries again")
+        assert [member.quorum.voters for member in cluster.running] == [before] * 3
+        await cluster.set("a", "1")
+        await impostor.kill()
+
+
 async def test_a_member_that_moves_tells_the_others(tmp_path: Path) -> None:
     async with cluster_of(tmp_path) as cluster:
         await cluster.start()
@@ -304,3 +328,11 @@ async def test_an_end_between_founding_and_naming_the_cluster_founds_no_second(t
         await cluster.all_vote()
         assert cluster.members[1].quorum.voters.get(1) == voters.get(1)
         assert len({member.cluster_id for member in cluster.running}) == 1
+
+
+async def test_a_leader_with_nothing_to_say_keeps_its_place(tmp_path: Path) -> None:
+    """A member that waits for news must not take the silence for a death, however short its patience is."""
+    async with cluster_of(tmp_path, controller_quorum_fetch_timeout_ms="450") as cluster:
+        await cluster.start()
+        timings = cluster.members[1].quorum.driver.core.timings
+        assert timings.fetch_wait_ms * 2 < timings.fetch_timeout_ms

@@ -47,6 +47,8 @@ SNAPSHOT_PIECE_BYTES_MAX: Final = 1 << 20
 _REFUSED_REST_S: Final = 0.2
 #: How long a leader that stops waits to be heard saying so.
 _FAREWELL_S: Final = 0.5
+#: How long a leader keeps a fetch that it has nothing to say to.
+_FETCH_WAIT_MS_MAX: Final = 500
 
 
 class Owner(Protocol):
@@ -406,8 +408,11 @@ def _answer(token: object, reply: object) -> None:
 
 def _timings(node: Node) -> Timings:
     settings = node.settings
+    fetch_timeout_ms = settings.integer("controller.quorum.fetch.timeout.ms")
     return Timings(
         election_timeout_ms=settings.integer("controller.quorum.election.timeout.ms"),
-        fetch_timeout_ms=settings.integer("controller.quorum.fetch.timeout.ms"),
+        fetch_timeout_ms=fetch_timeout_ms,
+        # Or a quiet leader would seem to be dead.
+        fetch_wait_ms=min(_FETCH_WAIT_MS_MAX, fetch_timeout_ms // 3),
         backoff_max_ms=settings.integer("controller.quorum.election.backoff.max.ms"),
     )

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.peers import CONTROL, PeerUnreachable
+from penstock.cluster.names import CLUSTER_METADATA
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.raft.values import NOBODY, ReplicaKey, Voter
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.quorum")
 
-_ADD, _REMOVE, _UPDATE = 80, 81, 82
+_DESCRIBE, _ADD, _REMOVE, _UPDATE = 55, 80, 81, 82
 _TIMEOUT_S: Final = 10.0
 #: How often it is looked at without being told of a change, and the rest after a refusal.
 _LOOK_S: Final = 1.0
@@ -57,6 +58,7 @@ async def _step(node: Node) -> None:
     elif node.settings.boolean("controller.quorum.auto.join.enable"):
         if known is not None:
             # This id with a disk that is gone: it can never vote again, and only one of an id may.
+            await _refuse_to_replace_the_living(node, known.key)
             await _remove(node, known.key)
         await _add(node)
 
@@ -64,6 +66,42 @@ async def _step(node: Node) -> None:
 def _has_caught_up(node: Node) -> bool:
     quorum = node.quorum
     return 0 <= quorum.told_high_watermark <= quorum.state.log.synced.offset
+
+
+async def _refuse_to_replace_the_living(node: Node, key: ReplicaKey) -> None:
+    """Whoever votes under this id, and is heard of, is another process, and keeps its place.
+
+    A leader hears of every voter that lives within this time, so it is asked only then.
+    """
+    epoch, timeout_ms = node.quorum.epoch, node.settings.integer("controller.quorum.fetch.timeout.ms")
+    await asyncio.sleep(timeout_ms / 1000)
+    silent_ms = await _silent_ms(node, key)
+    if node.quorum.epoch != epoch:
+        raise ApiError(ErrorCode.not_leader_or_follower, "another leader was elected meanwhile")
+    if silent_ms is not None and silent_ms < timeout_ms:
+        raise ApiError(ErrorCode.duplicate_voter, f"another process votes as node {key.id}")
+
+
+async def _silent_ms(node: Node, key: ReplicaKey) -> int | None:
+    """How long the leader has not heard of a voter, by its own clock; None: never, or it is no voter."""
+    from kio.schema.describe_quorum.v2.request import DescribeQuorumRequest, PartitionData, TopicData
+
+    asked = TopicData(topic_name=CLUSTER_METADATA, partitions=(PartitionData(partition_index=0),))
+    leader_id = node.quorum.leader_id
+    response = await node.peers.call(
+        leader_id, _DESCRIBE, DescribeQuorumRequest(topics=(asked,)), timeout_s=_TIMEOUT_S, purpose=CONTROL
+    )
+    if response.error_code is not ErrorCode.none:
+        raise ApiError(response.error_code, response.error_message)
+    (topic,) = response.topics
+    (partition,) = topic.partitions
+    fetched_ms = {
+        (voter.replica_id, voter.replica_directory_id): voter.last_fetch_timestamp
+        for voter in partition.current_voters
+    }
+    now_ms = max(fetched_ms.values(), default=-1)  # the leader itself has fetched just now
+    found_ms = fetched_ms.get((key.id, key.directory), -1)
+    return None if found_ms < 0 else now_ms - found_ms
 
 
 async def _add(node: Node) -> None:
