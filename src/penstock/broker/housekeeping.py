@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,8 @@ class Housekeeping:
                 "start_offset": log.start_offset,
             },
         )
-        self.unlink_later(files, log.config.file_delete_delay_ms)
+        save_start = partial(self._node.store.save_start, *partition.key, log.start_offset)
+        self.unlink_later(files, log.config.file_delete_delay_ms, save_start)
         partition.flush()
         partition.start_moved()
 
@@ -106,11 +108,13 @@ class Housekeeping:
     def _is_being_cut(self, partition: Partition) -> bool:
         return partition.role is Role.FOLLOWER and self._node.fetchers.is_rearranging(partition)
 
-    def unlink_later(self, files: list[Path], delay_ms: int) -> None:
+    def unlink_later(self, files: list[Path], delay_ms: int, first: Callable[[], None] | None = None) -> None:
         """Reads under way may still use them; what a stop leaves behind goes at the next start."""
 
         async def unlink() -> None:
             await asyncio.sleep(delay_ms / 1000)
+            if first is not None:
+                await self._node.in_thread(first)
             await self._node.in_thread(_unlink, files)
 
         if files:

@@ -203,6 +203,10 @@ class PartitionTable:
         report = await self._node.in_thread(self._open_in_store, wanted, configs)
         for (name, index), log in report.opened.items():
             topic = wanted[name, index]
+            if log.was_beheaded and has_peers(topic.partitions[index]):
+                # Not served, as if it could not be opened: a copy without its beginning must not lead.
+                report.failed[name, index] = CorruptLog(f"what was before offset {log.start_offset} has gone")
+                continue
             partition = self._adopt(topic, index, log, _min_insync_replicas(settings[name]))
             self.lost.forget((name, index))
             state = topic.partitions[index]

@@ -54,11 +54,11 @@ def existing_files(segments: Sequence[Segment]) -> list[Path]:
     return [path for path in paths if path.exists()]
 
 
-def finish_interrupted_work(directory: Path) -> None:
-    """Bring a folder back to plain segment files before it is loaded."""
+def finish_interrupted_work(directory: Path) -> list[int]:
+    """Bring a folder back to plain segment files before it is loaded. Returns where deleted segments began."""
     leftover = _leftovers(directory)
     if not leftover:
-        return
+        return []
     first_cleaned = min((offset for offset, _, suffix in leftover if suffix == CLEANED), default=None)
     for offset, kind, suffix in leftover:
         incomplete = suffix == SWAP and first_cleaned is not None and offset >= first_cleaned
@@ -67,6 +67,7 @@ def finish_interrupted_work(directory: Path) -> None:
             (directory / offset_file(offset, kind, suffix)).unlink()
     _swap_in(directory)
     sync_directory(directory)
+    return [offset for offset, kind, suffix in leftover if (kind, suffix) == (LOG, DELETED)]
 
 
 def _swap_in(directory: Path) -> None:

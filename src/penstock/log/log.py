@@ -48,6 +48,8 @@ class Log:
         self.config = config
         self.files = files
         self.start_offset = loaded.start_offset
+        #: When it was opened, files from before its start had gone that nobody has deleted.
+        self.was_beheaded = loaded.is_beheaded
         self.producers = loaded.producers
         self.epochs = loaded.epochs
         self.end = LogPosition(loaded.end_offset, segments.last.base_offset, segments.last.size)

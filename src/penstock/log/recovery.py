@@ -34,6 +34,8 @@ class Loaded(NamedTuple):
     end_offset: int
     producers: Producers
     epochs: EpochCache
+    #: Segments from before its first one have gone, and nobody has deleted them.
+    is_beheaded: bool = False
 
 
 def load(
@@ -49,7 +51,7 @@ def load(
 ) -> Loaded:
     """Raises CorruptLog for what cannot be mended, OSError for what cannot be read."""
     directory.mkdir(parents=True, exist_ok=True)
-    finish_interrupted_work(directory)
+    deleted = finish_interrupted_work(directory)
     segments = SegmentList(_list_segments(directory, now_ms))
     epochs = epoch_files.load(directory / EPOCH_CHECKPOINT)
     if not segments.items:
@@ -68,12 +70,14 @@ def load(
     producers = Producers(producer_expiry_ms)
     if start_offset > end_offset:
         return _restart_beyond_end(directory, segments, start_offset, now_ms, producers, epochs)
-    start_offset = max(start_offset, segments.first.base_offset)
+    first = segments.first.base_offset
+    is_beheaded = first > start_offset and not any(base < first for base in deleted)
+    start_offset = max(start_offset, first)
     epochs.truncate_end(end_offset)
     epochs.truncate_start(start_offset)
     restore_producers(producers, directory, segments, files, start_offset, end_offset, now_ms)
     prune_snapshots(directory, segments, end_offset)
-    return Loaded(segments, start_offset, end_offset, producers, epochs)
+    return Loaded(segments, start_offset, end_offset, producers, epochs, is_beheaded)
 
 
 def resume_indexing(segment: Segment, files: FilePool, config: LogConfig, end: int) -> int | None:

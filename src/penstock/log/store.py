@@ -249,6 +249,11 @@ class LogStore:
 
     # Checkpoints
 
+    def save_start(self, topic: str, index: int, offset: int) -> None:
+        """To be called before files from before the start are unlinked, or they would be missed."""
+        if self._offsets.start_offsets.get((topic, index), 0) < offset:
+            self.checkpoint()
+
     def checkpoint(self, high_watermarks: Mapping[PartitionKey, int] | None = None) -> None:
         """Write down how far each log is synced and where it starts, and the high watermarks if given."""
         with self._lock:

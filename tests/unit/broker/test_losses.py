@@ -1,10 +1,13 @@
 """Copies that are gone or damaged: told to the controller, fetched anew where others have them, kept where not."""
 
+import shutil
 from pathlib import Path
 
+import pytest
 from tests.unit.broker.raw_client import until
 from tests.unit.broker.replicas import ME, OTHER, PEER, Broker, broker_of_three
 
+from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.partition import Role
 from penstock.protocol.errors import ErrorCode
 
@@ -187,3 +190,44 @@ async def test_who_may_lack_its_end_says_so_where_the_controller_does_not_expect
         assert broker.partition().role is Role.FOLLOWER
         assert len(broker.partitions.lost) == reported
         await broker.close()
+
+
+async def test_a_log_whose_beginning_has_gone_is_fetched_anew(tmp_path: Path) -> None:
+    async with broker_of_three(tmp_path) as broker:
+        await broker.create(configs={"segment.bytes": "200"})
+        for _ in range(6):
+            broker.produce(bytes(100), acks=1)
+    _segments(tmp_path)[0].unlink()
+    broker = await _restarted(tmp_path)
+    await broker.create(leader=PEER, configs={"segment.bytes": "200"})
+    assert broker.partitions.lost.keys == {("t", 0)}
+    await broker.change(leader=ME)  # by a controller that has not been told yet
+    assert broker.partitions.get("t", 0) is None
+    await broker.change(leader=PEER, isr=(PEER, OTHER))
+    assert (broker.partition().log.end_offset, len(_strays(tmp_path))) == (0, 1)
+    await broker.close()
+
+
+@pytest.mark.parametrize("are_unlinked", [False, True])
+async def test_what_retention_has_deleted_is_not_missed_after_a_crash(
+    tmp_path: Path, are_unlinked: bool
+) -> None:
+    async with broker_of_three(tmp_path) as broker:
+        delay_ms = "1" if are_unlinked else "60000"
+        settings = {"segment.bytes": "200", "retention.bytes": "300", "file.delete.delay.ms": delay_ms}
+        await broker.create(configs=settings)
+        for _ in range(6):
+            broker.produce(bytes(100), acks=1)
+        for replica in (PEER, OTHER):
+            broker.fetch({0: 6}, replica=replica)
+        await Housekeeping(broker).apply_retention(broker.partition())  # type: ignore[arg-type]
+        start_offset = broker.partition().log.start_offset
+        folder = tmp_path / "data" / "t-0"
+        await until(lambda: are_unlinked is not any(folder.glob("*.deleted")))
+        copy = tmp_path / "crashed"
+        shutil.copytree(tmp_path / "data", copy / "data")
+    broker = await _restarted(copy)
+    await broker.create(leader=PEER, configs=settings)
+    assert (len(broker.partitions.lost), broker.partition().log.start_offset) == (0, start_offset)
+    assert start_offset > 0
+    await broker.close()

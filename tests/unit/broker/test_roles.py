@@ -1,5 +1,6 @@
 """What a broker does as leader, as follower, and when that changes: no acknowledged record depends on one replica."""
 
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from tests.unit.broker.replicas import (
 
 from penstock.broker.context import RequestContext
 from penstock.broker.handlers import list_offsets
+from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.partition import Role
 from penstock.cluster.records import PartitionChangeRecord
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -292,3 +294,20 @@ async def test_a_broker_that_registers_again_is_not_taken_for_its_past(broker: B
     assert (stale.fetched[0].error_code, write.is_done) == (ErrorCode.not_leader_or_follower, False)
     broker.fetch({0: 1}, replica=PEER, broker_epoch=500)
     assert write.is_done
+
+
+async def test_the_high_watermark_is_saved_in_time_and_survives_a_crash(tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+    async with broker_of_three(folder, replica_high_watermark_checkpoint_interval_ms="10") as broker:
+        Housekeeping(broker).start()  # type: ignore[arg-type]
+        await broker.create()
+        broker.produce()
+        for replica in (PEER, OTHER):
+            broker.fetch({0: 1}, replica=replica)
+        assert broker.partition().high_watermark == 1
+        saved = folder / "data" / "replication-offset-checkpoint"
+        await until(lambda: saved.exists() and "t 0 1" in saved.read_text())
+        shutil.copytree(folder / "data", tmp_path / "crashed" / "data")
+    async with broker_of_three(tmp_path / "crashed") as broker:
+        await broker.create(leader=PEER)
+        assert broker.partition().high_watermark == 1

@@ -1,0 +1,208 @@
+"""Three nodes in processes of their own: what survives the death of one, a damaged disk, and an impostor."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, ElectionType, KafkaException, Producer, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions as GroupOffsets
+from confluent_kafka.admin import AdminClient, NewTopic
+from tests.clusters import ClusterProcesses, NodeProcess
+from tests.waiting import eventually
+
+GROUP = "readers"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    """Every test gives it back with all nodes running."""
+    processes = ClusterProcesses(tmp_path_factory.mktemp("cluster"))
+    yield processes.start()
+    processes.kill()
+
+
+@pytest.fixture(scope="module")
+def admin(cluster: ClusterProcesses) -> AdminClient:
+    return AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+
+
+def create(admin: AdminClient, name: str, replicas: list[int], **config: str) -> None:
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    topic = NewTopic(name, 1, replica_assignment=[replicas], config=settings)
+    admin.create_topics([topic])[name].result()
+
+
+def publish(cluster: ClusterProcesses, topic: str, *values: str) -> None:
+    """Acknowledged by all that are in sync."""
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    errors: list[object] = []
+    for value in values:
+        producer.produce(topic, value, on_delivery=lambda error, _: error and errors.append(error))
+    assert (producer.flush(30), errors) == (0, [])
+
+
+def consumer(cluster: ClusterProcesses, group: str = GROUP) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+    )
+
+
+def take(reader: Consumer, count: int) -> list[str]:
+    found: list[str] = []
+
+    def arrived() -> bool:
+        messages = reader.consume(count - len(found), 0.2)
+        found.extend(m.value().decode() for m in messages if not m.error())
+        return len(found) >= count
+
+    eventually(arrived, within_s=30, what=f"{count} records")
+    return found
+
+
+def read(cluster: ClusterProcesses, topic: str, count: int) -> list[str]:
+    reader = consumer(cluster, "nobody")
+    reader.assign([TopicPartition(topic, 0, 0)])
+    found = take(reader, count)
+    reader.close()
+    return found
+
+
+def commit(reader: Consumer) -> None:
+    def committed() -> bool:
+        try:
+            reader.commit(asynchronous=False)
+        except KafkaException as error:
+            raise AssertionError(error) from None
+        return True
+
+    eventually(committed, what="a commit")
+
+
+def committed_offset(admin: AdminClient, topic: str) -> int:
+    asked = admin.list_consumer_group_offsets([GroupOffsets(GROUP, [TopicPartition(topic, 0)])])[GROUP]
+    return int(asked.result().topic_partitions[0].offset)
+
+
+def leader_and_isr(admin: AdminClient, topic: str) -> tuple[int, set[int]]:
+    partition = admin.list_topics(topic, timeout=10).topics[topic].partitions[0]
+    return partition.leader, set(partition.isrs)
+
+
+def all_in_sync(admin: AdminClient) -> bool:
+    topics = admin.list_topics(timeout=10).topics.values()
+    return all(len(p.isrs) == len(p.replicas) for topic in topics for p in topic.partitions.values())
+
+
+def segment(node: NodeProcess, topic: str) -> Path:
+    return node.data_dir / f"{topic}-0" / f"{0:020d}.log"
+
+
+def logged(node: NodeProcess, message: str) -> bool:
+    assert node.log is not None
+    return message in node.log.read_text()
+
+
+def test_a_group_outlives_its_coordinator(cluster: ClusterProcesses, admin: AdminClient) -> None:
+    create(admin, "orders", [1, 2, 3])
+    publish(cluster, "orders", *(f"before {n}" for n in range(10)))
+    reader = consumer(cluster)
+    reader.subscribe(["orders"])
+    assert take(reader, 5) == [f"before {n}" for n in range(5)]
+    commit(reader)
+    offsets = admin.list_topics("__consumer_offsets", timeout=10).topics["__consumer_offsets"]
+    assert {len(partition.replicas) for partition in offsets.partitions.values()} == {3}
+    group = admin.describe_consumer_groups([GROUP])[GROUP].result()
+
+    dead = cluster.nodes[group.coordinator.id]
+    dead.kill()
+    eventually(lambda: committed_offset(admin, "orders") == 5, what="the commit at the next coordinator")
+    publish(cluster, "orders", "after")
+    assert take(reader, 6) == [*(f"before {n}" for n in range(5, 10)), "after"]
+    commit(reader)
+    assert committed_offset(admin, "orders") == 11
+    reader.close()
+
+    dead.start()
+    eventually(lambda: all_in_sync(admin), what="everyone in sync")
+    assert committed_offset(admin, "orders") == 11
+
+
+def test_damaged_and_missing_files_are_fetched_again(cluster: ClusterProcesses, admin: AdminClient) -> None:
+    for topic in ("flipped", "missing"):
+        create(admin, topic, [1, 2, 3], segment_bytes="2500")
+        for number in range(6):
+            publish(cluster, topic, f"{number} {'x' * 1000}")
+    eventually(lambda: all_in_sync(admin), what="everyone in sync")
+    ailing = cluster.nodes[3]
+    ailing.kill()
+    content = bytearray(segment(ailing, "flipped").read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    segment(ailing, "flipped").write_bytes(content)
+    segment(ailing, "missing").unlink()
+    ailing.start()
+    eventually(lambda: all_in_sync(admin), what="everyone in sync")
+    for topic in ("flipped", "missing"):
+        sound = segment(cluster.nodes[1], topic).read_bytes()
+        assert segment(ailing, topic).read_bytes() == sound
+        assert logged(ailing, f"{topic}-0"), "nobody was told"
+
+
+def test_a_node_that_has_lost_its_disk_gets_everything_back(
+    cluster: ClusterProcesses, admin: AdminClient
+) -> None:
+    create(admin, "kept", [2, 1, 3])
+    publish(cluster, "kept", "one", "two")
+    eventually(lambda: all_in_sync(admin), what="everyone in sync")
+    empty = cluster.nodes[2]
+    empty.kill()
+    shutil.rmtree(empty.data_dir)
+    empty.start()
+    eventually(lambda: all_in_sync(admin), what="everyone in sync")
+    assert read(cluster, "kept", 2) == ["one", "two"]
+    assert segment(empty, "kept").read_bytes() == segment(cluster.nodes[1], "kept").read_bytes()
+
+
+def test_a_second_node_with_the_same_id_is_refused(
+    cluster: ClusterProcesses, admin: AdminClient, tmp_path: Path
+) -> None:
+    create(admin, "mine", [3, 1, 2])
+    settings = cluster.nodes[3].settings | {"initial.broker.registration.timeout.ms": "2000"}
+    impostor = NodeProcess(3, tmp_path, settings, None)
+    impostor.launch()
+    eventually(lambda: impostor.exit_code is not None, within_s=30, what="the end of the second node 3")
+    assert impostor.exit_code not in (0, None)
+    assert "another broker with this id is registered and alive" in "".join(impostor.output)
+    publish(cluster, "mine", "still here")
+    assert leader_and_isr(admin, "mine") == (3, {1, 2, 3})
+
+
+def test_an_unclean_election_is_made_on_request_only_and_told(
+    cluster: ClusterProcesses, admin: AdminClient
+) -> None:
+    create(admin, "risky", [2, 3], min_insync_replicas="1")
+    publish(cluster, "risky", "kept")
+    behind, ahead = cluster.nodes[3], cluster.nodes[2]
+    behind.kill()
+    eventually(lambda: leader_and_isr(admin, "risky") == (2, {2}), what="node 2 alone in sync")
+    publish(cluster, "risky", "lost", "lost too")
+    ahead.kill()
+    behind.start()
+    eventually(lambda: leader_and_isr(admin, "risky")[0] == -1, what="a partition that nobody leads")
+    place = TopicPartition("risky", 0)
+    admin.elect_leaders(ElectionType.UNCLEAN, [place]).result()
+    eventually(lambda: leader_and_isr(admin, "risky")[0] == 3, what="node 3 leading")
+    eventually(lambda: logged(behind, "leading after an unclean election"), what="the report")
+    publish(cluster, "risky", "instead")
+    assert read(cluster, "risky", 2) == ["kept", "instead"]
+
+    ahead.start()
+    eventually(lambda: leader_and_isr(admin, "risky")[1] == {2, 3}, what="node 2 in sync again")
+    assert logged(ahead, "log truncated")
+    assert read(cluster, "risky", 2) == ["kept", "instead"]
