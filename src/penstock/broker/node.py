@@ -146,6 +146,7 @@ class Node:
             if self.settings.is_broker:
                 await self._join_as_broker()
             if not self._has_peers:
+                self.state = "serving"  # or whoever waits at the door would be sent away
                 await self.server.serve()
             await self.lifecycle.noted()
         except BaseException:
