@@ -167,13 +167,21 @@ class Connection(asyncio.BufferedProtocol):
 
     def _consume(self, data: memoryview, end: int) -> None:
         """Handle every whole frame in data[:end]; replies to pipelined requests leave together."""
-        assert self._corked is None, "replies would overtake those held back"
+        if self._corked is not None:
+            # Replies that are let go together made room for these frames; what answers them leaves with those.
+            assert self.server.is_gathering, "replies would overtake those held back"
+            self._consume_frames(data, end)
+            return
         self._corked = []
         try:
             self._consume_frames(data, end)
         finally:
-            self._uncork()
-            self._corked = None
+            self.let_go()
+
+    def let_go(self) -> None:
+        """What was held back leaves; from here on replies leave one by one."""
+        self._uncork()
+        self._corked = None
 
     def _uncork(self) -> None:
         corked = self._corked
@@ -318,6 +326,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _write(self, reply: bytes | bytearray | list[BytesLike]) -> None:
         corked = self._corked
+        if corked is None and type(reply) is bytes and self.server.gather(self):
+            corked = self._corked = []
         if corked is not None and type(reply) is bytes:
             corked.append(reply)
             if len(corked) > _CORKED_REPLIES_MAX or len(reply) > _CORKED_REPLY_BYTES_MAX:

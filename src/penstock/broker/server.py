@@ -7,7 +7,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.broker.apis import PRODUCE
 from penstock.broker.buffers import FrameBuffers
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.server")
 
 _SWEEP_SECONDS = 1.0
+T = TypeVar("T")
 
 
 class Server:
@@ -48,6 +49,7 @@ class Server:
         self._servers: list[asyncio.Server] = []
         self._progress = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._gathered: list[Connection] | None = None
 
     async def bind(self, listener: Listener) -> int:
         """Returns the bound port; clients are not let in before `serve`. Raises OSError."""
@@ -102,6 +104,31 @@ class Server:
     def progress(self) -> None:
         """A reply has left or a connection has gone: what a stopping server waits for."""
         self._progress.set()
+
+    # -- replies that become ready together ----------------------------------------------------------
+
+    @property
+    def is_gathering(self) -> bool:
+        return self._gathered is not None
+
+    def gathered(self, work: Callable[[], T]) -> T:
+        """Work that may let many replies go: those of one connection leave in one write."""
+        if self._gathered is not None:
+            return work()
+        gathered = self._gathered = []
+        try:
+            return work()
+        finally:
+            self._gathered = None
+            for connection in gathered:
+                connection.let_go()
+
+    def gather(self, connection: Connection) -> bool:
+        """Whether its replies are to be held back until `gathered` is over."""
+        if self._gathered is None:
+            return False
+        self._gathered.append(connection)
+        return True
 
     # -- connections ---------------------------------------------------------------------------------
 

@@ -116,7 +116,9 @@ class Broker:
         self.fetchers: Any = Fetchers()
         self.lifecycle = self.channel = self.controller = Controller()
         self.isr = IsrChanges(self)  # type: ignore[arg-type]
-        self.server = SimpleNamespace(response_bytes_left=lambda: 1 << 30, failed=self._failed)
+        self.server = SimpleNamespace(
+            response_bytes_left=lambda: 1 << 30, failed=self._failed, gathered=lambda work: work()
+        )
         self.tasks: set[asyncio.Task[Any]] = set()
         self.clock_ms = 1_700_000_000_000
 

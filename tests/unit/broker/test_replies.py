@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tests.unit.broker.flush_gate import FlushGate
@@ -72,6 +73,39 @@ async def test_replies_that_wait_for_an_earlier_one_count_as_requests_under_way(
         assert len(connection._slots) == 8
         assert (await (await Client.connect(node)).produce("t", b"x")).error == 0
         assert [(await client.reply())[0] for _ in range(1000)] == list(range(1000))
+
+
+async def test_replies_that_one_event_lets_go_leave_in_one_write(tmp_path: Path, gate: FlushGate) -> None:
+    async with running(tmp_path) as node:
+        await create_topic(node, "t")
+        client = await Client.connect(node)
+        connection = await _connection_of(node, client)
+        gate.close()
+        client.writer.write(b"".join(produce("t", b"x", acks=-1, correlation=i) for i in range(5)))
+        await until(lambda: len(connection._slots) == 5)
+        writes = Writes(connection)
+        node.server.gathered(lambda: _commit_all(node, "t"))
+        gate.open()
+        assert writes.count == 1
+        assert [(await client.reply())[0] for _ in range(5)] == list(range(5))
+        assert not node.server.is_gathering
+
+
+async def test_requests_that_had_to_wait_are_answered_behind_the_replies_that_made_room(
+    tmp_path: Path, gate: FlushGate
+) -> None:
+    async with running(tmp_path, penstock_max_inflight_requests_per_connection="2") as node:
+        await create_topic(node, "t")
+        client = await Client.connect(node)
+        connection = await _connection_of(node, client)
+        gate.close()
+        writing = [produce("t", b"x", acks=-1, correlation=i) for i in range(2)]
+        asking = [frame(API_VERSIONS, 0, correlation=i) for i in range(2, 9)]
+        client.writer.write(b"".join(writing + asking))
+        await until(lambda: len(connection._slots) == 2 and connection._muted)
+        node.server.gathered(lambda: _commit_all(node, "t"))
+        gate.open()
+        assert [(await client.reply())[0] for _ in range(9)] == list(range(9))
 
 
 async def test_a_client_that_pipelines_fetches_and_reads_nothing_costs_no_more_than_the_bound(
@@ -228,6 +262,32 @@ async def test_every_address_of_a_listener_has_the_same_port(tmp_path: Path) -> 
         assert ports == {node.listeners[0].port}
     finally:
         await node.stop()
+
+
+class Writes:
+    """Counts what a connection hands to its socket."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.count = 0
+        self._transport: Any = connection._transport
+        connection._transport = cast(asyncio.Transport, self)
+
+    def write(self, data: bytes) -> None:
+        self.count += 1
+        self._transport.write(data)
+
+    def writelines(self, replies: list[bytes]) -> None:
+        self.count += 1
+        self._transport.writelines(replies)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def _commit_all(node: Node, topic: str) -> None:
+    """As the fetch does that tells of the last follower."""
+    partition = node.partitions.by_raw_name[topic.encode()][0]
+    partition.advance(partition.log.end)
 
 
 async def _connection_of(node: Node, client: Client) -> Connection:

@@ -52,7 +52,10 @@ def handle(
     if opened.error is not ErrorCode.none:
         return fetch.reply([])
     try:
-        collected = fetch.collect()
+        # A follower's fetch moves the high watermark, and many a producer may have waited for that.
+        collected = (
+            fetch.collect() if request.replica_id == NO_REPLICA else ctx.node.server.gathered(fetch.collect)
+        )
     except NotCached as cold:
         return fetch.read_cold(connection, cold)
     if fetch.is_satisfied_by(collected):
