@@ -41,7 +41,7 @@ def _by_fault(metric: str, client: str) -> list[Point]:
     return [(title, f"failover-{fault}{client}", f"{metric}_s", 1) for fault, title in faults.items()]
 
 
-_PANELS: tuple[tuple[str, str, list[Point]], ...] = (
+PANELS: tuple[tuple[str, str, list[Point]], ...] = (
     ("Messages of 100 B, in and out at once", "million/s", _by_codec("raw-100B", "records_per_s", 1e-6)),
     ("Messages of 1 KB, in and out at once", "thousand/s", _by_codec("raw-1KB", "records_per_s", 1e-3)),
     ("librdkafka, messages of 100 B", "million/s", _by_codec("librdkafka-100B", "records_per_s", 1e-6)),
@@ -111,7 +111,7 @@ def save_plot(figures: Figures, brokers: Sequence[str], title: str, path: Path) 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = [panel for panel in map(_with_figures(figures), _PANELS) if panel[2]]
+    panels = [panel for panel in map(_with_figures(figures), PANELS) if panel[2]]
     columns = min(len(panels), 3)
     lines = -(-len(panels) // columns)
     figure, axes = pyplot.subplots(lines, columns, figsize=(5 * columns, 3.4 * lines + 0.8), squeeze=False)

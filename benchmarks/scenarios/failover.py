@@ -20,7 +20,7 @@ _SETTLE_S = 1.0
 #: Where in the interval between two heartbeats a fault strikes is left to chance.
 _HEARTBEAT_S = 2.0
 _ACKS_BEFORE = 50
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 240.0
 
 
 class Fault(NamedTuple):

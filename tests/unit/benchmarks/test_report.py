@@ -3,14 +3,15 @@
 import json
 
 from benchmarks.crew import Counters
-from benchmarks.goals import check_goals
+from benchmarks.goals import GOALS, check_goals
 from benchmarks.measure import Window, end_to_end, throughput_metrics
 from benchmarks.metrics import METRICS
 from benchmarks.outcome import Timeline, int64s
+from benchmarks.plot import PANELS
 from benchmarks.report import disturbed, figures_of, json_document, ratio_rows, results_table
 from benchmarks.run import Result
-from benchmarks.scenarios import SCENARIOS
 from benchmarks.scenarios.scenario import Scenario
+from benchmarks.suites import cluster, single
 
 
 def result(name: str, shown: tuple[str, ...], **rounds: list[dict[str, float]]) -> Result:
@@ -98,9 +99,24 @@ def test_end_to_end_joins_what_was_due_with_what_arrived() -> None:
 
 
 def test_scenario_names_are_unique_and_show_known_metrics() -> None:
-    names = [scenario.name for scenario in SCENARIOS]
+    scenarios = [*single().scenarios, *cluster().scenarios]
+    names = [scenario.name for scenario in scenarios]
     assert len(names) == len(set(names))
-    assert {name for scenario in SCENARIOS for name in scenario.shown} <= METRICS.keys()
+    assert {name for scenario in scenarios for name in scenario.shown} <= METRICS.keys()
+
+
+def test_goals_and_plots_are_of_what_is_measured() -> None:
+    measured = {(s.name, metric) for s in (*single().scenarios, *cluster().scenarios) for metric in s.shown}
+    assert {(goal.scenario, goal.metric) for goal in GOALS} <= measured
+    assert {(point[1], point[2]) for _, _, points in PANELS for point in points} <= measured
+
+
+def test_the_worst_round_stands_behind_the_median() -> None:
+    rounds: list[dict[str, float]] = [{"mb_per_s": rate, "failover_s": 100 / rate} for rate in (50, 10, 20)]
+    measured = result("rf3-1p", ("mb_per_s", "failover_s"), penstock=rounds)
+    assert measured.worst("penstock") == {"mb_per_s": 10, "failover_s": 10}
+    table = results_table(ratio_rows([measured], "penstock", None), "penstock", None)
+    assert list(table.columns[2].cells) == ["20.0 (10.0)", "5.00 (10.00)"]
 
 
 def test_a_neighbour_that_took_part_of_a_core_is_named() -> None:

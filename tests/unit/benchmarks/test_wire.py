@@ -97,6 +97,15 @@ def test_a_patched_fetch_continues_the_session_at_the_new_offsets() -> None:
     assert found == [(4, 55, 1000), (9, 2**40, 1000)]
 
 
+@pytest.mark.parametrize("count", [126, 127, 334])
+def test_a_session_may_have_more_partitions_than_one_byte_can_count(count: int) -> None:
+    frame = fetch_frame(TOPIC_ID, range(count), partition_bytes_max=1000, wait_ms=250)
+    patch_fetch(frame, session_id=1, session_epoch=2, offsets=range(1000, 1000 + count))
+    _, request = parse(bytes(frame), fetch_request.FetchRequest)
+    (topic,) = request.topics
+    assert [p.fetch_offset - p.partition for p in topic.partitions] == [1000] * count
+
+
 def test_a_fetch_response_is_read_without_copying_its_records() -> None:
     partitions = tuple(
         fetch_response.PartitionData(
