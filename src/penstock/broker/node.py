@@ -60,6 +60,10 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Faults = Callable[["RequestContext", "Connection", memoryview, "Dispatcher"], bool]
 
+#: How long founders of a cluster wait for each other to vote before they serve.
+_FOUNDING_SECONDS_MAX: Final = 15.0
+#: A second signal so soon after the first is the same one: some supervisors send it to a process and to its group.
+_SAME_SIGNAL_SECONDS: Final = 0.5
 #: How long a stopping node waits for replies that are under way.
 _DRAIN_SECONDS: Final = 2.0
 _CODECS: Final = {
@@ -196,13 +200,22 @@ class Node:
         return not self.quorum.is_lone or len(self.quorum.state.voters.latest) > 1
 
     async def _join_quorum(self) -> None:
+        is_new = not self.quorum.has_cluster
         try:
             await self.quorum.start()
             await self.metadata.caught_up()
+            if is_new and self.node_id in self.settings.founders:
+                await self._found_together()
         except (QuorumFailed, WrongOwner, HistoryLost, DamagedSnapshot, UnreadableRecord) as error:
             raise StartFailed(f"{self.settings.data_dir}: {error}") from None
         if not self.settings.is_broker:
             await self.metadata.follow(self.metadata.applied_offset)
+
+    async def _found_together(self) -> None:
+        """Bounded: one founder that went away meanwhile may join later."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FOUNDING_SECONDS_MAX):
+                await self.quorum.all_founders_vote()
 
     async def _join_as_broker(self) -> None:
         """Nothing is led or followed before the cluster knows of this incarnation: the last one's epochs are over."""
@@ -390,10 +403,10 @@ def serve(settings: Settings, on_ready: Callable[[Node], None] | None = None) ->
 async def _serve(settings: Settings, on_ready: Callable[[Node], None] | None) -> int:
     import signal
 
-    stop = asyncio.Event()
+    stop, signalled = asyncio.Event(), list[float]()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, _on_signal, stop)
+        loop.add_signal_handler(number, _on_signal, stop, signalled)
     node = Node(settings)
     if not await _start_unless(stop, node):
         return 0
@@ -422,8 +435,9 @@ async def _start_unless(stop: asyncio.Event, node: Node) -> bool:
     return True
 
 
-def _on_signal(stop: asyncio.Event) -> None:
-    if stop.is_set():
+def _on_signal(stop: asyncio.Event, signalled: list[float]) -> None:
+    signalled.append(time.monotonic())
+    if stop.is_set() and signalled[-1] - signalled[0] > _SAME_SIGNAL_SECONDS:
         logger.warning("stopping at once; the next start recovers")
         logging.shutdown()
         os._exit(1)

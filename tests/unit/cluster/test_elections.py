@@ -140,7 +140,7 @@ def test_internal_replicas_go_to_other_racks_and_emptier_brokers() -> None:
     create(image, NewTopic(name=CONSUMER_OFFSETS, assignments=((0, (1,)), (1, (1,)))))
     applied(image, raise_internal_topics(image, 2, rules=CONTROLLER))
     replicas = [state.replicas for state in image.topics[CONSUMER_OFFSETS].partitions.values()]
-    assert replicas == [(1, 3), (1, 4)]
+    assert replicas == [(1, 3), (4, 1)], "and they are led in turn"
 
 
 # --- lost copies ---

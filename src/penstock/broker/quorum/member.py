@@ -51,6 +51,7 @@ class Quorum:
         self._state: QuorumState | None = None
         self._driver: Driver | None = None
         self._founded: asyncio.Future[None] | None = None
+        self._told_leader = (NOBODY, 0)
 
     def __repr__(self) -> str:
         return f"<Quorum {self._driver.core if self._driver else 'not started'}>"
@@ -106,6 +107,12 @@ class Quorum:
             from penstock.broker.quorum.joining import keep_place
 
             self._node.spawn(keep_place(self._node))
+
+    async def all_founders_vote(self) -> None:
+        """Before that, the death of a few founders could leave a quorum that the others cannot replace."""
+        while not self._node.settings.founders.keys() <= set(self.voters.ids):
+            self.changed.clear()
+            await self.changed.wait()
 
     async def _finds_nobody(self) -> bool:
         """Whether this node founds its cluster."""
@@ -261,9 +268,17 @@ class Quorum:
 
     def leader_changed(self, leader_id: int, epoch: int) -> None:
         self.leader_id, self.epoch = leader_id, epoch
-        logger.info("quorum leader", extra={"leader": leader_id, "epoch": epoch})
+        self._tell_leader(leader_id, epoch)
         self._node.metadata.leader_changed(leader_id, epoch)
         self.changed.set()
+
+    def _tell_leader(self, leader_id: int, epoch: int) -> None:
+        """Who looks for a leader may think of the last one again and again: only news is told."""
+        if leader_id != NOBODY and (leader_id, epoch) != self._told_leader:
+            self._told_leader = (leader_id, epoch)
+            logger.info("quorum leader", extra={"leader": leader_id, "epoch": epoch})
+        else:
+            logger.debug("quorum leader", extra={"leader": leader_id, "epoch": epoch})
 
     def committed(self, offset: int) -> None:
         self.high_watermark = offset

@@ -60,9 +60,15 @@ def raise_internal_topics(
             load.update(target[len(partition.replicas) :])
             assert topic is not None
             change = changes.of(topic, index)
-            reassign(change, target)
+            reassign(change, _led_in_turn(target, index))
             changes.add(change)
     return changes.decision(len(changes.records))
+
+
+def _led_in_turn(replicas: Replicas, index: int) -> Replicas:
+    """Otherwise the node that the cluster grew out of would stay everyone's preferred leader."""
+    turn = index % len(replicas)
+    return replicas[turn:] + replicas[:turn]
 
 
 def _replicas_by_broker(image: ClusterImage) -> Counter[int]:
