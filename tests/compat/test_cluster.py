@@ -11,6 +11,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.clusters import ClusterProcesses, NodeProcess
 from tests.waiting import eventually
 
+from penstock.cli.cluster_requests import quorum
+
 GROUP = "readers"
 
 
@@ -107,6 +109,16 @@ def segment(node: NodeProcess, topic: str) -> Path:
 def logged(node: NodeProcess, message: str) -> bool:
     assert node.log is not None
     return message in node.log.read_text()
+
+
+def test_founders_serve_once_all_of_them_vote(tmp_path: Path) -> None:
+    """Or the death of one in the first moments could leave a quorum that the others cannot replace."""
+    founders = ClusterProcesses(tmp_path).start()
+    try:
+        host, _, port = founders.bootstrap_servers.split(",")[0].rpartition(":")
+        assert len(quorum((host, int(port)), timeout_s=10).voters) == 3
+    finally:
+        founders.kill()
 
 
 def test_a_group_outlives_its_coordinator(cluster: ClusterProcesses, admin: AdminClient) -> None:
