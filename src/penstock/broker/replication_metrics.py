@@ -90,6 +90,26 @@ def replication_families(node: Node, counted: Counted, rows: list[FollowerRow]) 
         "penstock_replicas_lost", "Copies here that were found gone or damaged.", metrics.replicas_lost
     )
     yield from _fetcher_families(node)
+    yield from _controller_families(node)
+
+
+def _controller_families(node: Node) -> Iterator[Family]:
+    from penstock.broker.exposition import counter, gauge
+
+    metrics, quorum = node.metrics, node.quorum
+    text = "1 on the node that decides for the cluster."
+    yield gauge("penstock_controller_active", text, node.metadata.is_active)
+    yield gauge("penstock_quorum_epoch", "The quorum's epoch as this node knows it.", quorum.epoch)
+    text = "The quorum's leader as this node knows it; -1 while there is none."
+    yield gauge("penstock_quorum_leader", text, quorum.leader_id)
+    text = "The last metadata record that this node follows."
+    yield gauge("penstock_metadata_applied_offset", text, node.metadata.applied_offset)
+    text = "Times that this node became the active controller."
+    yield counter("penstock_controller_elections", text, metrics.controller_elections)
+    text = "Brokers that this node, as controller, has given up because they were silent."
+    yield counter("penstock_brokers_fenced", text, metrics.brokers_fenced)
+    text = "Leaders that this node, as controller, has elected although they may lack records."
+    yield counter("penstock_unclean_elections", text, metrics.unclean_elections)
 
 
 def _fetcher_families(node: Node) -> Iterator[Family]:

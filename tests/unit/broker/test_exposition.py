@@ -117,6 +117,8 @@ def node() -> Any:
         state="serving",
         metrics=Metrics(),
         store=SimpleNamespace(failed={("orders", 9): OSError()}),
+        quorum=SimpleNamespace(epoch=4, leader_id=3),
+        metadata=SimpleNamespace(is_active=True, applied_offset=77),
         server=SimpleNamespace(connections=connections, buffers=SimpleNamespace(bytes_in_use=4096)),
         listeners=(SimpleNamespace(name="INTERNAL"), SimpleNamespace(name="EXTERNAL")),
         fetch_sessions=_Sessions(),
@@ -150,6 +152,7 @@ async def test_replication(node: Any) -> None:
     node.partitions.append(followed)
     node.metrics.isr_shrinks, node.metrics.isr_expands = 4, 3
     node.metrics.unclean_leaderships, node.metrics.replicas_lost = 2, 1
+    node.metrics.controller_elections, node.metrics.brokers_fenced, node.metrics.unclean_elections = 5, 6, 8
     lag = SimpleNamespace(topic="late", partition=0, leader=4, records=12)
     node.fetchers = SimpleNamespace(
         bytes_fetched=10_000, bytes_moved=500, truncations=6, records_lost=7, lags=lambda: [lag]
@@ -164,6 +167,10 @@ async def test_replication(node: Any) -> None:
     assert (shown["penstock_isr_shrinks_total"], shown["penstock_isr_expands_total"]) == (4, 3)
     assert (shown["penstock_unclean_leaderships_total"], shown["penstock_replicas_lost_total"]) == (2, 1)
     assert shown["penstock_committed_messages_lost_total"] == 7
+    assert (shown["penstock_controller_elections_total"], shown["penstock_brokers_fenced_total"]) == (5, 6)
+    assert shown["penstock_unclean_elections_total"] == 8
+    assert (shown["penstock_controller_active"], shown["penstock_quorum_leader"]) == (1, 3)
+    assert (shown["penstock_quorum_epoch"], shown["penstock_metadata_applied_offset"]) == (4, 77)
     of_4 = (("partition", "0"), ("replica", "4"), ("topic", "orders"))
     of_5 = (("partition", "0"), ("replica", "5"), ("topic", "orders"))
     assert samples["penstock_replica_lag_messages", of_4] == 2
