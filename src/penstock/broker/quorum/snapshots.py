@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from penstock.broker.quorum.control_values import decode_voters
 from penstock.broker.quorum.controls import (
     CONTROL_BYTES_MAX,
     AnyControl,
@@ -15,7 +16,6 @@ from penstock.broker.quorum.controls import (
     SnapshotFooter,
     SnapshotHeader,
     control_type,
-    decode_voters,
     encode_control_batch,
 )
 from penstock.cluster.image import ClusterImage

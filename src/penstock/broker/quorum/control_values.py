@@ -1,0 +1,125 @@
+"""The values of control records, version 0 of each, packed by hand: kio's classes for them would cost every start
+several milliseconds."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from penstock.protocol.bounds import read_uvarint
+from penstock.protocol.errors import MalformedFrame
+from penstock.protocol.produce import encode_uvarint, skip_tags
+from penstock.raft.values import Address, KRaftVersion, LeaderChange, ReplicaKey, Voter, VoterSet
+
+T = TypeVar("T")
+
+_NO_TAGS: Final = b"\x00"
+_VERSION: Final = b"\x00\x00"  # every value begins with its own
+_KRAFT_VERSIONS: Final = b"\x00\x00\x00\x01"  # which of them a voter knows: 0 to 1
+_NO_DIRECTORY: Final = UUID(int=0)
+_INT16 = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+_INT64 = struct.Struct(">q")
+_UINT16 = struct.Struct(">H")
+_VOTER = struct.Struct(">i16s")  # id, directory
+
+
+def encode_leader_change(record: LeaderChange) -> bytes:
+    voters, granting = (
+        _array(_INT32.pack(key.id) + _NO_TAGS for key in keys) for keys in (record.voters, record.granting)
+    )
+    return _VERSION + _INT32.pack(record.leader_id) + voters + granting + _NO_TAGS
+
+
+def encode_kraft_version(record: KRaftVersion) -> bytes:
+    return _VERSION + _INT16.pack(record.version) + _NO_TAGS
+
+
+def encode_snapshot_header(last_timestamp_ms: int) -> bytes:
+    return _VERSION + _INT64.pack(last_timestamp_ms) + _NO_TAGS
+
+
+def encode_snapshot_footer() -> bytes:
+    return _VERSION + _NO_TAGS
+
+
+def encode_voters(voters: VoterSet) -> bytes:
+    return _VERSION + _array(map(_voter, voters)) + _NO_TAGS
+
+
+def _voter(voter: Voter) -> bytes:
+    id, directory = voter.key
+    key = _VOTER.pack(id, (directory or _NO_DIRECTORY).bytes)
+    return key + _array(map(_address, voter.addresses)) + _KRAFT_VERSIONS + _NO_TAGS + _NO_TAGS
+
+
+def _address(at: Address) -> bytes:
+    return _text(at.name) + _text(at.host) + _UINT16.pack(at.port) + _NO_TAGS
+
+
+def _array(elements: Iterable[bytes]) -> bytes:
+    encoded = list(elements)
+    return encode_uvarint(len(encoded) + 1) + b"".join(encoded)
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return encode_uvarint(len(encoded) + 1) + encoded
+
+
+def decode_voters(value: bytes) -> VoterSet:
+    """Raises MalformedFrame."""
+    try:
+        return _Reader(value, len(_VERSION)).voters()
+    except (struct.error, IndexError, UnicodeDecodeError):
+        raise MalformedFrame("a voters record is cut short or damaged") from None
+
+
+class _Reader:
+    """A cursor over one value."""
+
+    def __init__(self, value: bytes, position: int) -> None:
+        self._value = memoryview(value)
+        self._position = position
+
+    def voters(self) -> VoterSet:
+        return VoterSet(tuple(self._array(self._voter)))
+
+    def _voter(self) -> Voter:
+        id, directory = self._unpack(_VOTER)
+        addresses = tuple(self._array(self._address))
+        self._position += len(_KRAFT_VERSIONS)
+        self._skip_tags()
+        self._skip_tags()
+        directory_id = UUID(bytes=directory)
+        return Voter(ReplicaKey(id, None if directory_id == _NO_DIRECTORY else directory_id), addresses)
+
+    def _address(self) -> Address:
+        name, host = self._text(), self._text()
+        (port,) = self._unpack(_UINT16)
+        self._skip_tags()
+        return Address(name, host, port)
+
+    def _array(self, element: Callable[[], T]) -> list[T]:
+        return [element() for _ in range(self._uvarint() - 1)]
+
+    def _text(self) -> str:
+        size = self._uvarint() - 1
+        if size < 0:
+            raise MalformedFrame("a voters record without a name")
+        self._position += size
+        return str(self._value[self._position - size : self._position], "utf-8")
+
+    def _unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        values = layout.unpack_from(self._value, self._position)
+        self._position += layout.size
+        return values
+
+    def _uvarint(self) -> int:
+        value, self._position = read_uvarint(self._value, self._position, len(self._value))
+        return value
+
+    def _skip_tags(self) -> None:
+        self._position = skip_tags(self._value, self._position, len(self._value))
