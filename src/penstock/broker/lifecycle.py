@@ -100,7 +100,8 @@ class BrokerLifecycle:
     def ready(self) -> None:
         """The logs are open and losses are reported: ask to be unfenced from now on."""
         self._is_ready = True
-        self._hurry.set()
+        if self.is_fenced:
+            self._hurry.set()
 
     async def unfenced(self) -> None:
         """Returns when clients may be sent here."""

@@ -1,6 +1,5 @@
 """What a decision is: records to append and replay, and the reply that is due once that is done."""
 
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from penstock.cluster.wire import MetadataRecord
@@ -18,8 +17,7 @@ class UncleanElection(NamedTuple):
     leader_epoch: int  # the one that begins
 
 
-@dataclass(frozen=True, slots=True)
-class Decision(Generic[Reply]):
+class Decision(NamedTuple, Generic[Reply]):
     """Takes effect as a whole or not at all; without records there is nothing to append."""
 
     records: tuple[MetadataRecord, ...]

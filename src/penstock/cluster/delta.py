@@ -1,6 +1,5 @@
 """What a run of metadata records changed: all that a broker needs to look at after replaying them."""
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
@@ -12,8 +11,7 @@ class TopicPartition(NamedTuple):
     partition: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageDelta:
+class ImageDelta(NamedTuple):
     """A topic that came and went within the run is in neither list; one made anew under its old name is in
     both, so deletions are to be acted on first."""
 
@@ -28,16 +26,18 @@ class ImageDelta:
         return self != _NOTHING
 
 
-@dataclass(slots=True)
 class DeltaNotes:
     """Collects an ImageDelta while records are replayed. Dictionaries keep the order and drop repeats."""
 
-    created: dict[UUID, TopicState] = field(default_factory=dict)
-    deleted: dict[UUID, TopicState] = field(default_factory=dict)
-    partitions: dict[tuple[UUID, int], TopicPartition] = field(default_factory=dict)
-    configs: dict[ConfigResource, None] = field(default_factory=dict)
-    brokers: dict[int, None] = field(default_factory=dict)
-    features_changed: bool = False
+    __slots__ = ("brokers", "configs", "created", "deleted", "features_changed", "partitions")
+
+    def __init__(self) -> None:
+        self.created: dict[UUID, TopicState] = {}
+        self.deleted: dict[UUID, TopicState] = {}
+        self.partitions: dict[tuple[UUID, int], TopicPartition] = {}
+        self.configs: dict[ConfigResource, None] = {}
+        self.brokers: dict[int, None] = {}
+        self.features_changed = False
 
     def topic_created(self, topic: TopicState) -> None:
         self.created[topic.id] = topic

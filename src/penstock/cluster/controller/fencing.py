@@ -1,14 +1,19 @@
 """Brokers are fenced, unfenced, let go and forgotten; leadership follows them."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from penstock.cluster.controller.leadership import all_partitions, current_broker, partitions_of, registered
 from penstock.cluster.controller.partition_change import Changes
 from penstock.cluster.controller.rules import ControllerRules
 from penstock.cluster.decision import Decision
 from penstock.cluster.image import ClusterImage
-from penstock.cluster.seldom_records import BrokerRegistrationChangeRecord, UnregisterBrokerRecord
 from penstock.cluster.state import BrokerState
+
+if TYPE_CHECKING:
+    from penstock.cluster.seldom_records import BrokerRegistrationChangeRecord
 
 _FENCE, _UNFENCE, _KEEP = 1, -1, 0
 
@@ -48,6 +53,8 @@ def begin_shutdown(image: ClusterImage, broker_id: int, *, rules: ControllerRule
 
 def unregister_broker(image: ClusterImage, broker_id: int, *, rules: ControllerRules) -> Decision[None]:
     """Its replicas stay assigned to it until they are reassigned, or it comes back."""
+    from penstock.cluster.seldom_records import UnregisterBrokerRecord
+
     broker = registered(image, broker_id)
     changes = _without(image, (broker_id,), rules)
     gone = UnregisterBrokerRecord(broker_id=broker.id, broker_epoch=broker.epoch)
@@ -57,6 +64,8 @@ def unregister_broker(image: ClusterImage, broker_id: int, *, rules: ControllerR
 def _registration_change(
     broker: BrokerState, fenced: int, in_controlled_shutdown: int = 0
 ) -> BrokerRegistrationChangeRecord:
+    from penstock.cluster.seldom_records import BrokerRegistrationChangeRecord
+
     return BrokerRegistrationChangeRecord(
         broker_id=broker.id,
         broker_epoch=broker.epoch,

@@ -1,6 +1,5 @@
 """Who has been heard of lately. Soft state of the active controller: a new one starts it afresh."""
 
-from dataclasses import dataclass
 from typing import Final
 
 from penstock.cluster.image import ClusterImage
@@ -9,15 +8,20 @@ from penstock.cluster.image import ClusterImage
 _RECONNECT_MS_MIN: Final = 1000
 
 
-@dataclass(slots=True)
 class _Session:
-    epoch: int
-    heard_ms: int
-    metadata_offset: int = -1
-    #: When it ends although it was heard of lately, because the connection that it was heard over has closed.
-    cut_ms: int | None = None
-    #: Where the metadata was when this broker was found to have handed everything over.
-    handed_over_at: int | None = None
+    __slots__ = ("cut_ms", "epoch", "handed_over_at", "heard_ms", "metadata_offset")
+
+    def __init__(self, epoch: int, heard_ms: int, metadata_offset: int = -1) -> None:
+        self.epoch = epoch
+        self.heard_ms = heard_ms
+        self.metadata_offset = metadata_offset
+        #: When it ends although it was heard of lately, because the connection that it was heard over has closed.
+        self.cut_ms: int | None = None
+        #: Where the metadata was when this broker was found to have handed everything over.
+        self.handed_over_at: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<epoch {self.epoch}, heard at {self.heard_ms} ms>"
 
     def ends_ms(self, timeout_ms: int) -> int:
         silent = self.heard_ms + timeout_ms
