@@ -38,6 +38,10 @@ _WAKE_ALL: Final = 1 << 62
 _SOMEWHERE: Final = -1
 
 
+#: Called without an error once it is committed, or with the reason why it never will be.
+OnCommit = Callable[[ApiError | None], None]
+
+
 class Role(Enum):
     LEADER = "leader"
     FOLLOWER = "follower"
@@ -54,6 +58,7 @@ class Partition:
         "_fetch_waiters",
         "_flusher",
         "_flushes_on_ack",
+        "_given_up",
         "_isr_floor",
         "_metrics",
         "_retired",
@@ -126,7 +131,8 @@ class Partition:
         self.followers: set[FollowerWaiter] = set()
         self._metrics = metrics
         self._retired = False
-        self._commit_waiters: deque[tuple[int, Callable[[ApiError | None], None]]] = deque()
+        self._commit_waiters: deque[tuple[int, OnCommit]] = deque()
+        self._given_up: set[OnCommit] = set()  # those of them that nobody waits for any more
         self._waiting_since = 0.0  # when the oldest of them came, about
         self._fetch_waiters: set[FetchWaiter] = set()
         self._sync_waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -426,8 +432,10 @@ class Partition:
         self._waiting_since = now
         while waiters and waiters[0][0] < high_watermark:
             waiters.popleft()[1](None)
+        if self._given_up:
+            self._drop_given_up()
 
-    def when_committed(self, offset: int, call: Callable[[ApiError | None], None]) -> None:
+    def when_committed(self, offset: int, call: OnCommit) -> None:
         """Call once the high watermark has passed `offset`, or with an error once it never will.
 
         Whoever leads no more has nothing to say, whatever its own high watermark is.
@@ -441,6 +449,19 @@ class Partition:
                 self._waiting_since = perf_counter()
             self._commit_waiters.append((offset, call))
 
+    def give_up(self, call: OnCommit) -> None:
+        """Nobody waits for this one any more. They go when they are half of the queue, so each costs little."""
+        self._given_up.add(call)
+        if 2 * len(self._given_up) > len(self._commit_waiters):
+            self._drop_given_up()
+
+    def _drop_given_up(self) -> None:
+        # In place, as somebody may be taking from the queue.
+        kept = [waiter for waiter in self._commit_waiters if waiter[1] not in self._given_up]
+        self._commit_waiters.clear()
+        self._commit_waiters.extend(kept)
+        self._given_up.clear()
+
     async def committed(self, offset: int) -> None:
         """Raises ApiError when the partition goes away first."""
         if offset < self.high.offset and self.is_leader:
@@ -452,7 +473,11 @@ class Partition:
                 future.set_exception(error) if error else future.set_result(None)
 
         self.when_committed(offset, finish)
-        await future
+        try:
+            await future
+        except asyncio.CancelledError:
+            self.give_up(finish)
+            raise
 
     async def settled(self) -> None:
         """What is read of the high watermark after this is no older than what was committed before.
@@ -496,6 +521,7 @@ class Partition:
 
     def _let_waiters_go(self) -> None:
         waiting, self._commit_waiters = self._commit_waiters, deque()
+        self._given_up.clear()
         for _, call in waiting:
             call(_closed())
 

@@ -133,6 +133,39 @@ async def test_a_request_that_times_out_is_answered_once_and_may_have_happened(
     assert (await client.produce("t", b"b", acks=-1, correlation=2)).offset == 1
 
 
+@pytest.mark.parametrize("timeout_ms", [0, -1])
+async def test_without_a_timeout_nobody_waits_without_end(
+    node: Node, gate: FlushGate, monkeypatch: pytest.MonkeyPatch, timeout_ms: int
+) -> None:
+    monkeypatch.setattr("penstock.broker.handlers.produce._TIMEOUT_MS_DEFAULT", 1)
+    await create_topic(node, "t")
+    client = await Client.connect(node)
+    gate.close()
+    client.writer.write(produce("t", b"a", acks=-1, timeout_ms=timeout_ms))
+    assert produced((await client.reply())[1])[0].error is ErrorCode.request_timed_out
+
+
+async def test_what_has_timed_out_is_not_kept_while_the_disk_is_stuck(node: Node, gate: FlushGate) -> None:
+    await create_topic(node, "t")
+    patient, hasty = await Client.connect(node), await Client.connect(node)
+    partition = node.partitions.find("t", 0)
+    gate.close()
+    patient.writer.write(produce("t", b"a", acks=-1))
+    await until(lambda: partition.log.end_offset == 1)
+    asking = asyncio.create_task(partition.committed(0))
+    for _ in range(20):
+        hasty.writer.write(produce("t", b"b", acks=-1, timeout_ms=1))
+        assert produced((await hasty.reply())[1])[0].error is ErrorCode.request_timed_out
+        assert len(partition._commit_waiters) <= 4
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert len(partition._commit_waiters) <= 2
+    gate.open()
+    assert produced((await patient.reply())[1])[0].offset == 0, "who still waits is answered"
+    await until(lambda: partition.high_watermark == 21)
+    assert (len(partition._commit_waiters), partition._given_up) == (0, set())
+
+
 async def test_a_decoded_batch_that_comes_after_the_timeout_is_not_answered_again(node: Node) -> None:
     await create_topic(node, "t", cleanup_policy="compact")
     decoding = Decoding(node)

@@ -3,7 +3,8 @@
 acks=1 is answered from the page cache; acks=all when the high watermark has passed, which under flush policy
 `ack` means synced by every replica of the in-sync set. Below min.insync.replicas nothing is called committed: what
 was appended before the set shrank waits for it to grow again, and is answered REQUEST_TIMED_OUT if that takes too
-long. So NOT_ENOUGH_REPLICAS_AFTER_APPEND, "committed, but by too few", is never said.
+long (30 seconds for a client that gives no time: long enough for the node's own sync). So
+NOT_ENOUGH_REPLICAS_AFTER_APPEND, "committed, but by too few", is never said.
 
 A repeat inside the idempotent window gets its original offset. Topics that must be looked into (compacted, or with a
 codec of their own) are decoded in a thread and appended in order afterwards. Whoever asks a broker that does not lead
@@ -32,7 +33,7 @@ from penstock.protocol.produce import (
 from penstock.protocol.records import HEADER_BYTES, NO_PRODUCER_ID, TRANSACTIONAL
 
 if TYPE_CHECKING:
-    from penstock.broker.partition import Partition
+    from penstock.broker.partition import OnCommit, Partition
     from penstock.log.log import Appended
 
 _ACKS_ALL, _ACKS_NONE = -1, 0
@@ -40,6 +41,8 @@ _LEGAL_ACKS = frozenset({-1, 0, 1})
 _ATTRIBUTES_LOW_BYTE = 22
 _PRODUCER = struct.Struct(">qhi")  # id, epoch, sequence
 _PRODUCER_AT = 43
+#: For clients that give no time to wait.
+_TIMEOUT_MS_DEFAULT = 30_000
 #: Refusals that producers answer with the same batch again.
 _PASSING = frozenset(
     {ErrorCode.not_enough_replicas, ErrorCode.not_leader_or_follower, ErrorCode.kafka_storage_error}
@@ -182,11 +185,12 @@ class _Waiting:
         self._ctx = ctx
         self._connection = connection
         self._acks = request.acks
-        self._timeout_ms = request.timeout_ms
+        self._timeout_ms = request.timeout_ms if request.timeout_ms > 0 else _TIMEOUT_MS_DEFAULT
         self._correlation_id = correlation_id
         self._topics = topics
         self._open: set[tuple[int, int]] = set()  # (identity of the results list, place in it)
         self._lists: dict[int, Results] = {}
+        self._commits: list[tuple[Partition, OnCommit]] = []
         self._slot: Slot | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -198,6 +202,7 @@ class _Waiting:
                 results[place] = self._refused(partition, error)
             self._done(key)
 
+        self._commits.append((partition, committed))
         partition.when_committed(last_offset, committed)
 
     def prepare(self, partition: Partition, records: memoryview, results: Results) -> None:
@@ -272,7 +277,7 @@ class _Waiting:
         self._slot = self._connection.defer(self._ctx.api_key)
         if not self._open:
             self._reply()
-        elif self._timeout_ms > 0:  # without it a client waits for this node only, and for its sync
+        else:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._timeout_ms / 1000, self._timed_out)
         return self._slot
@@ -299,11 +304,14 @@ class _Waiting:
             results = self._lists[identity]
             results[place] = PartitionResult(results[place].partition, ErrorCode.request_timed_out.value)
         self._open.clear()
+        for partition, committed in self._commits:
+            partition.give_up(committed)
         self._reply()
 
     def _reply(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._commits.clear()  # they refer to this object, which would live until the collector comes
         assert self._slot is not None
         reply = _finished(self._ctx, self._correlation_id, self._acks, self._topics)
         self._connection.fulfil(self._slot, reply)
