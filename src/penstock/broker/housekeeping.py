@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,24 @@ _REFUSED_CHECK_MS = 5_000
 _REST_MS_MIN = 10
 
 
+class IdleClock:
+    """The wall clock, but never faster than time passes.
+
+    Producers are remembered by the wall clock. When somebody sets it forward, all of them would seem to have been
+    idle for long, and what they repeat would be taken for new; this way they are forgotten too late, at worst.
+    """
+
+    def __init__(self, wall_ms: Callable[[], int], monotonic_ms: Callable[[], int]) -> None:
+        self._wall_ms = wall_ms
+        self._monotonic_ms = monotonic_ms
+        self._looked_ms, self._now_ms = monotonic_ms(), wall_ms()
+
+    def now_ms(self) -> int:
+        before_ms, self._looked_ms = self._looked_ms, self._monotonic_ms()
+        self._now_ms = min(self._now_ms + self._looked_ms - before_ms, self._wall_ms())
+        return self._now_ms
+
+
 class Housekeeping:
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -33,6 +52,7 @@ class Housekeeping:
         self._stopping = False
         self._flush_due_ms: dict[Partition, int] = {}
         self._saved_high_watermarks: dict[tuple[str, int], int] = {}
+        self._idle_clock = IdleClock(node.now_ms, lambda: time.monotonic_ns() // 1_000_000)
 
     def start(self) -> None:
         settings = self._node.settings
@@ -145,9 +165,10 @@ class Housekeeping:
             node.image_changed(ImageDelta(partitions_changed=tuple(TopicPartition(*key) for key in made)))
 
     async def _expire(self) -> None:
-        now_ms = self._node.now_ms()
+        now_ms = self._idle_clock.now_ms()
         for partition in self._node.partitions:
-            partition.log.producers.expire(now_ms)
+            if not self._is_being_cut(partition):
+                partition.log.producers.expire(now_ms)
 
     async def _flush_by_interval(self) -> None:
         now_ms = self._node.now_ms()
