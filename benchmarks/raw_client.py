@@ -25,6 +25,7 @@ Address = tuple[str, int]
 #: Larger than any response that a fetch of 50 MB over a handful of partitions of 1 MB brings.
 RECEIVE_BYTES = 16 * 2**20
 _LATEST = -1
+_UNKNOWN_TOPIC_OR_PARTITION = 3
 
 
 class Topic(NamedTuple):
@@ -155,7 +156,8 @@ def _leaders(response: Any) -> dict[Address, list[int]]:
 def delete_topic(connection: Connection, name: str) -> None:
     request = delete_request.DeleteTopicsRequest(topic_names=(name,), timeout=timedelta(seconds=30))
     (result,) = connection.call(request, delete_response.DeleteTopicsResponse).responses
-    if result.error_code.value:
+    # Gone already: a request that was relayed again after a change of controllers.
+    if result.error_code.value not in (0, _UNKNOWN_TOPIC_OR_PARTITION):
         raise BrokerError(f"cannot delete topic {name}: {result.error_code.name}")
 
 
