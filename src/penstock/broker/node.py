@@ -62,8 +62,6 @@ Faults = Callable[["RequestContext", "Connection", memoryview, "Dispatcher"], bo
 
 #: How long founders of a cluster wait for each other to vote before they serve.
 _FOUNDING_SECONDS_MAX: Final = 15.0
-#: A second signal so soon after the first is the same one: some supervisors send it to a process and to its group.
-_SAME_SIGNAL_SECONDS: Final = 0.5
 #: How long a stopping node waits for replies that are under way.
 _DRAIN_SECONDS: Final = 2.0
 _CODECS: Final = {
@@ -403,10 +401,10 @@ def serve(settings: Settings, on_ready: Callable[[Node], None] | None = None) ->
 async def _serve(settings: Settings, on_ready: Callable[[Node], None] | None) -> int:
     import signal
 
-    stop, signalled = asyncio.Event(), list[float]()
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, _on_signal, stop, signalled)
+        loop.add_signal_handler(number, _on_signal, stop)
     node = Node(settings)
     if not await _start_unless(stop, node):
         return 0
@@ -435,9 +433,8 @@ async def _start_unless(stop: asyncio.Event, node: Node) -> bool:
     return True
 
 
-def _on_signal(stop: asyncio.Event, signalled: list[float]) -> None:
-    signalled.append(time.monotonic())
-    if stop.is_set() and signalled[-1] - signalled[0] > _SAME_SIGNAL_SECONDS:
+def _on_signal(stop: asyncio.Event) -> None:
+    if stop.is_set():
         logger.warning("stopping at once; the next start recovers")
         logging.shutdown()
         os._exit(1)
