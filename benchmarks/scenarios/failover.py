@@ -165,7 +165,8 @@ def _scenarios(fault: Fault) -> tuple[Scenario, Scenario]:
                 "failover_controller_s",
                 "failover_controller_worst_s",
             ),
-            quick=True,
+            # A freeze and a cut look alike from outside, and a quick look has not much time.
+            quick=fault.name != "freeze",
             rounds_max=1,
             needs_warm=False,
         ),

@@ -76,7 +76,7 @@ def _latency(spread: str, flush: str) -> Scenario:
         title=f"{RATE:,.0f} x 1 KB/s, {where}, {how}",
         measure=_replicated(replace(paced, partitions=partitions, consumers=consumers, fsync=fsync)),
         shown=(*_LATENCY, "end_to_end_p99_ms") if consumers else _LATENCY,
-        quick=spread == "1p" or flush == "",
+        quick=spread == "1p",
     )
 
 
