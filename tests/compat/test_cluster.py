@@ -166,6 +166,30 @@ def test_damaged_and_missing_files_are_fetched_again(cluster: ClusterProcesses, 
         assert logged(ailing, f"{topic}-0"), "nobody was told"
 
 
+def test_a_leader_whose_disk_has_flipped_a_bit_hands_over_and_fetches_it_again(
+    cluster: ClusterProcesses, admin: AdminClient
+) -> None:
+    """Nobody notices before a follower has to read it: the one whose copy was removed."""
+    create(admin, "rotten", [1, 2, 3])
+    values = [f"{number} {'x' * 100}" for number in range(6)]
+    for value in values:
+        publish(cluster, "rotten", value)
+    eventually(lambda: all_in_sync(admin), what="everyone in sync")
+    rotten, empty = cluster.nodes[1], cluster.nodes[3]
+    assert leader_and_isr(admin, "rotten")[0] == 1
+    empty.kill()
+    shutil.rmtree(segment(empty, "rotten").parent)
+    content = segment(rotten, "rotten").read_bytes()
+    with open(segment(rotten, "rotten"), "r+b") as file:
+        file.seek(content.index(values[3].encode()))
+        file.write(b"4")
+    empty.start()
+    eventually(lambda: logged(rotten, "damaged at or after offset 3"), what="the report")
+    eventually(lambda: all_in_sync(admin), what="everyone in sync")
+    assert read(cluster, "rotten", 6) == values
+    assert {segment(node, "rotten").read_bytes() for node in cluster.nodes.values()} == {content}
+
+
 def test_a_node_that_has_lost_its_disk_gets_everything_back(
     cluster: ClusterProcesses, admin: AdminClient
 ) -> None:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from penstock.broker.refetches import Refetches
 from penstock.protocol.errors import ApiError
 from penstock.replication.leader import IsrProposal, LeaderRules
 
@@ -49,13 +50,14 @@ class FollowerWaiter(Protocol):
 class Leading:
     """One leader epoch of one partition."""
 
-    __slots__ = ("_ends", "_partition", "is_recovering", "rules")
+    __slots__ = ("_ends", "_partition", "is_recovering", "refetches", "rules")
 
     def __init__(
         self, partition: Partition, state: PartitionState, *, local_id: int, lag_ms_max: int
     ) -> None:
         self._partition = partition
         self._ends: deque[LogPosition] = deque(maxlen=_ENDS_MAX)
+        self.refetches = Refetches()
         #: Elected uncleanly, and the controller has not yet been told that this is over.
         self.is_recovering = state.leader_recovering
         self.rules = LeaderRules(

@@ -4,7 +4,7 @@ from typing import Final
 
 from penstock.log.config import INT32_MAX, LogConfig
 from penstock.protocol.checksum import crc32c
-from penstock.protocol.compression import Codec
+from penstock.protocol.compression import BytesLike, Codec
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.records import (
     CODEC_MASK,
@@ -15,6 +15,7 @@ from penstock.protocol.records import (
     HEADER_BYTES,
     LENGTH_OVERHEAD_BYTES,
     LOG_APPEND_TIME,
+    iter_batches,
 )
 
 Header = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
@@ -84,6 +85,19 @@ def checked_replica(batch: memoryview, end_offset: int) -> Header:
             f"batch at offset {header[0]}, epoch {header[2]} does not continue a log ending at {end_offset}"
         )
     return header
+
+
+def check_served(records: BytesLike) -> None:
+    """Raises ApiError for batches out of the log that no follower would take."""
+    checked_bytes = 0
+    end_offset: int | None = None
+    for header, batch in iter_batches(records):
+        # Where the first one may begin is not known here: a log may start in the middle of a batch.
+        checked_replica(batch, header.base_offset if end_offset is None else end_offset)
+        checked_bytes += len(batch)
+        end_offset = header.last_offset + 1
+    if checked_bytes < len(records):
+        raise ApiError(ErrorCode.corrupt_message, f"only {checked_bytes} of {len(records)} bytes are batches")
 
 
 def _shape_error(header: Header, size: int) -> ApiError:

@@ -196,10 +196,18 @@ class _Fetch:
         traffic = wanted.partition.traffic
         if self._reads.is_replica:
             traffic.replica_bytes_out += size
+            if size:
+                self._note_served(wanted.partition, wanted.offset, size)
             return
         traffic.bytes_out += size
         traffic.messages_out += records
         traffic.fetches += 1
+
+    def _note_served(self, partition: Partition, offset: int, size: int) -> None:
+        """A follower that is served the same again and again may have a reason to refuse it."""
+        leading = partition.leading
+        if leading is not None and leading.refetches.served(self._request.replica_id, offset):
+            self._node.spawn(leading.refetches.look(self._node, partition, offset, size))
 
     def _remember_told(self, key: Key, wanted: Wanted, read: Read) -> None:
         data, session = read.data, self._opened.session
