@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -34,6 +35,8 @@ _RESULTS = Path(__file__).parent / "results"
 
 def main() -> int:
     options = _parse()
+    # Whoever ends the run from outside gets what was measured so far, and leaves no broker behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     suite = suites.cluster() if options.cluster else suites.single()
     if options.list:
