@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -146,7 +145,7 @@ class Controller:
             was_clean = previous_epoch >= 0 and (known is None or known.epoch == previous_epoch)
             joined = register_broker(
                 image,
-                replace(registration, was_clean=was_clean),
+                registration._replace(was_clean=was_clean),
                 broker_epoch=node.metadata.next_offset,
                 silent_ms=self._silent_ms(registration),
                 rules=self.rules(),

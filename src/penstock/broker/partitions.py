@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -113,7 +112,7 @@ class PartitionTable:
         logger.exception("partition cannot follow the metadata", extra={"partition": _name(key)})
         partition = self.get(*key)
         if partition is not None:
-            partition.follow(replace(state, leader=NO_LEADER), local_id=self._node.node_id)
+            partition.follow(state._replace(leader=NO_LEADER), local_id=self._node.node_id)
 
     async def _take_role(self, partition: Partition, state: PartitionState) -> None:
         node, was_following = self._node, partition.role is Role.FOLLOWER
@@ -135,7 +134,7 @@ class PartitionTable:
             if partition.leading is not None:
                 self._node.isr.wake(partition)  # from now on somebody looks after who is in sync
         except ApiError as error:
-            partition.follow(replace(state, leader=NO_LEADER), local_id=self._node.node_id)
+            partition.follow(state._replace(leader=NO_LEADER), local_id=self._node.node_id)
             self.unreadable(partition, error)
         if is_new and state.leader_recovering:
             self._report_unclean(partition, state, high_watermark)

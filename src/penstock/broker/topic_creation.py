@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -63,7 +62,7 @@ def _no_room(result: TopicResult) -> TopicResult:
     if result.error is not ErrorCode.none:
         return result
     message = "the topic was created, but the disk refuses its partitions; they follow once it does not"
-    return replace(result, error=ErrorCode.kafka_storage_error, message=message)
+    return result._replace(error=ErrorCode.kafka_storage_error, message=message)
 
 
 def _request(topics: Sequence[NewTopic], validate_only: bool) -> Any:

@@ -1,7 +1,6 @@
 """The cluster as its metadata records tell it. Replaying records is the only way it changes."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -139,7 +138,7 @@ class ClusterImage:
     def _topic(self, record: kinds.TopicRecord) -> None:
         assert record.name not in self.topics, f"topic {record.name} exists"
         assert record.topic_id not in self.topics_by_id, f"topic id {record.topic_id} exists"
-        topic = TopicState(name=record.name, id=record.topic_id)
+        topic = TopicState(name=record.name, id=record.topic_id, partitions={})
         self.topics[topic.name] = self.topics_by_id[topic.id] = topic
         self._own_topics.add(topic.id)
         key = collision_key(topic.name)
@@ -225,7 +224,7 @@ class ClusterImage:
         self._change_broker(record.broker_id, record.broker_epoch, **changes)
 
     def _change_broker(self, broker_id: int, epoch: int, **changes: Any) -> None:
-        self.brokers[broker_id] = replace(self._current_broker(broker_id, epoch), **changes)
+        self.brokers[broker_id] = self._current_broker(broker_id, epoch)._replace(**changes)
         self._notes.brokers[broker_id] = None
 
     def _current_broker(self, broker_id: int, epoch: int) -> BrokerState:

@@ -1,7 +1,6 @@
 """The values a cluster image is made of."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
@@ -34,8 +33,7 @@ class Endpoint(NamedTuple):
     security_protocol: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionState:
+class PartitionState(NamedTuple):
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     leader: int
@@ -54,17 +52,15 @@ class PartitionState:
         return self.leader != NO_LEADER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicState:
+class TopicState(NamedTuple):
     """`partitions` changes only by replay, before readers see it; numbers run from 0 without gaps."""
 
     name: str
     id: UUID
-    partitions: dict[int, PartitionState] = field(default_factory=dict)
+    partitions: dict[int, PartitionState]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerState:
+class BrokerState(NamedTuple):
     id: int
     epoch: int
     incarnation: UUID

@@ -1,7 +1,6 @@
 """What a topic's settings mean to one log; every bound of the room is named here."""
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 DAY_MS: Final = 24 * 60 * 60 * 1000
 INT32_MAX: Final = 2**31 - 1
@@ -11,8 +10,7 @@ TimestampType = Literal["CreateTime", "LogAppendTime"]
 FlushPolicy = Literal["ack", "interval", "never"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig:
+class LogConfig(NamedTuple):
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * DAY_MS
     segment_index_bytes: int = 10 << 20

@@ -1,9 +1,8 @@
 """Whose data a folder holds: `meta.properties` for the node, `partition.metadata` for a topic's id."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 from penstock.log.checkpoints import replace_durably
@@ -16,8 +15,7 @@ class WrongOwner(Exception):
     """The folder belongs to another node or cluster, or its `meta.properties` says nothing we can use."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class Owner(NamedTuple):
     """`cluster_id` is empty while the node looks for its cluster."""
 
     cluster_id: str
@@ -47,7 +45,7 @@ def claim(directory: Path, *, node_id: int, cluster_id: str | None, founding: bo
 def join(directory: Path, owner: Owner, cluster_id: str | None = None) -> Owner:
     """The folder belongs to this cluster, or to a new one, from now on."""
     assert not owner.cluster_id, f"{directory} belongs to cluster {owner.cluster_id}"
-    return _save(directory, replace(owner, cluster_id=cluster_id or uuid_text(uuid4())))
+    return _save(directory, owner._replace(cluster_id=cluster_id or uuid_text(uuid4())))
 
 
 def write_topic_id(folder: Path, topic_id: UUID) -> None:

@@ -3,11 +3,9 @@
 import fcntl
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 from uuid import UUID, uuid4
@@ -46,8 +44,7 @@ class Wanted(NamedTuple):
     config: LogConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenReport:
+class OpenReport(NamedTuple):
     """The partitions that serve, and why the others do not."""
 
     opened: dict[PartitionKey, Log]
@@ -221,6 +218,8 @@ class LogStore:
         return target
 
     def purge(self, folders: Iterable[Path]) -> None:
+        import shutil  # which loads three compression libraries
+
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 

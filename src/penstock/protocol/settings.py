@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class SettingType(IntEnum):
@@ -32,8 +32,7 @@ class InvalidSetting(ValueError):
     """The message names the setting, the value and what would have been right."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(NamedTuple):
     name: str
     type: SettingType
     default: Value

@@ -23,9 +23,7 @@ from penstock.simulation.quorum import Quorum
 
 
 def _same_epoch(old: Any, record: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(_changed_partition(old, record), leader_epoch=old.leader_epoch)
+    return _changed_partition(old, record)._replace(leader_epoch=old.leader_epoch)
 
 
 _changed_partition = cluster_image.changed_partition

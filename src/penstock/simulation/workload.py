@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -140,7 +139,7 @@ class Workload:
         self.admin.ask("reassign", (item,))
 
     def register_copy(self, registration: BrokerRegistration, incarnation: int) -> None:
-        self.admin.ask("register", replace(registration, incarnation=UUID(int=incarnation + 1)))
+        self.admin.ask("register", registration._replace(incarnation=UUID(int=incarnation + 1)))
 
     def elect_preferred(self) -> None:
         self.admin.ask("elect", None)

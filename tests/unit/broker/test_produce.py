@@ -326,9 +326,8 @@ async def test_a_stricter_flush_policy_makes_good_what_is_not_synced(node: Node)
 
 
 def _configure(partition: Any, flush: str) -> None:
-    from dataclasses import replace
 
-    partition.log.configure(replace(partition.log.config, flush=flush))
+    partition.log.configure(partition.log.config._replace(flush=flush))
     partition.configured()
 
 

@@ -1,7 +1,5 @@
 """Brokers come and go; leadership, producer ids and features follow."""
 
-from dataclasses import replace
-
 import pytest
 from tests.unit.cluster.clusters import (
     CHANCE,
@@ -135,7 +133,7 @@ def test_a_replaced_broker_gets_no_producer_ids() -> None:
 def test_feature_levels_are_raised_only_as_far_as_every_broker_goes() -> None:
     image = ClusterImage()
     features = (BrokerFeature(name="group.version", min_supported_version=0, max_supported_version=1),)
-    registration = replace(broker(1), features=features)
+    registration = broker(1)._replace(features=features)
     image.apply(restart_sole_broker(image, registration, broker_epoch=0, rules=CONTROLLER).records)
     image.apply(set_feature_levels(image, {"group.version": 1}).records)
     assert image.features == {"group.version": 1}

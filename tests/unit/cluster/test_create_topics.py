@@ -1,7 +1,6 @@
 """Creating topics."""
 
 from collections import Counter
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -178,7 +177,7 @@ def test_nodes_of_one_host_count_as_one_rack_unless_they_say_otherwise(
     image = ClusterImage()
     for number, (host, rack) in enumerate(zip(("h", "h", "i"), racks, strict=True), start=1):
         endpoint = BrokerEndpoint(name="PLAINTEXT", host=host, port=9000 + number, security_protocol=0)
-        register(image, replace(broker(number, rack=rack), endpoints=(endpoint,)), epoch=number)
+        register(image, broker(number, rack=rack)._replace(endpoints=(endpoint,)), epoch=number)
         unfence(image, number)
     create(image, NewTopic(name="t", partitions=6, replication_factor=2))
     pairs = [set(partition.replicas) for partition in image.topics["t"].partitions.values()]

@@ -1,6 +1,5 @@
 """Elections on request, leaders that go home, lost copies, and internal topics that grow with the cluster."""
 
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -37,7 +36,7 @@ def partition(image: ClusterImage, index: int = 0) -> PartitionState:
 
 def join(image: ClusterImage, *isr: int) -> None:
     """As if the leader had let them in."""
-    image.topics["t"].partitions[0] = replace(partition(image), isr=isr)
+    image.topics["t"].partitions[0] = partition(image)._replace(isr=isr)
 
 
 def elect(
@@ -107,8 +106,8 @@ def test_leaders_go_home_a_few_at_a_time() -> None:
     unfence(image, 1)
     assert balance_leaders(image, rules=CONTROLLER, partitions_max=10).records == (), "1 is not in sync yet"
     for index in range(3):
-        image.topics["t"].partitions[index] = replace(
-            partition(image, index), isr=partition(image, index).replicas
+        image.topics["t"].partitions[index] = partition(image, index)._replace(
+            isr=partition(image, index).replicas
         )
     assert applied(image, balance_leaders(image, rules=CONTROLLER, partitions_max=2)).reply == 2
     assert applied(image, balance_leaders(image, rules=CONTROLLER, partitions_max=2)).reply == 1

@@ -1,6 +1,5 @@
 """Who may register, and what replaces what."""
 
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -72,7 +71,7 @@ def test_replacing_a_living_incarnation_takes_its_leads_away() -> None:
 
 def test_a_folder_belongs_to_one_broker() -> None:
     image = cluster(2)
-    copied = replace(broker(3), log_dirs=image.brokers[2].log_dirs)
+    copied = broker(3)._replace(log_dirs=image.brokers[2].log_dirs)
     code, message = refusal(image, copied)
     assert code is ErrorCode.invalid_registration
     assert message is not None
@@ -81,7 +80,7 @@ def test_a_folder_belongs_to_one_broker() -> None:
 
 @pytest.mark.parametrize("directories", [(UUID(int=2),), (UUID(int=500), UUID(int=500))])
 def test_a_directory_id_is_real_and_named_once(directories: tuple[UUID, ...]) -> None:
-    assert refusal(cluster(), replace(broker(3), log_dirs=directories))[0] is ErrorCode.invalid_registration
+    assert refusal(cluster(), broker(3)._replace(log_dirs=directories))[0] is ErrorCode.invalid_registration
 
 
 def test_a_broker_that_lacks_a_feature_of_the_cluster_is_refused() -> None:
@@ -89,4 +88,4 @@ def test_a_broker_that_lacks_a_feature_of_the_cluster_is_refused() -> None:
     image.apply([FeatureLevelRecord(name="group.version", feature_level=1)])
     assert refusal(image, broker(2))[0] is ErrorCode.unsupported_version
     able = BrokerFeature(name="group.version", min_supported_version=0, max_supported_version=1)
-    assert register(image, replace(broker(2), features=(able,)), epoch=9).reply == 9
+    assert register(image, broker(2)._replace(features=(able,)), epoch=9).reply == 9

@@ -1,6 +1,5 @@
 """A snapshot makes the same image again."""
 
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -27,7 +26,7 @@ def again(image: ClusterImage) -> ClusterImage:
 def full() -> ClusterImage:
     image = cluster(3)
     feature = BrokerFeature(name="f", min_supported_version=0, max_supported_version=2)
-    register(image, replace(broker(4, rack="r"), features=(feature,)), epoch=4)
+    register(image, broker(4, rack="r")._replace(features=(feature,)), epoch=4)
     create(
         image,
         NewTopic(name="a.b", assignments=((0, (1, 2)), (1, (2, 3))), configs=(("retention.ms", "5"),)),
@@ -116,9 +115,9 @@ def test_half_a_transaction_has_no_snapshot() -> None:
 def test_an_unsound_partition_is_noticed(wrong: dict[str, tuple[int, ...]]) -> None:
     image = cluster(3)
     create(image, NewTopic(name="t", assignments=((0, (1, 2, 3)),)))
-    sound: PartitionState = replace(image.topics["t"].partitions[0], isr=(1, 2))
+    sound: PartitionState = image.topics["t"].partitions[0]._replace(isr=(1, 2))
     image.topics["t"].partitions[0] = sound
     image.check_invariants()
-    image.topics["t"].partitions[0] = replace(sound, **wrong)  # type: ignore[arg-type]
+    image.topics["t"].partitions[0] = sound._replace(**wrong)  # type: ignore[arg-type]
     with pytest.raises(AssertionError):
         image.check_invariants()

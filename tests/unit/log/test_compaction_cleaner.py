@@ -4,7 +4,6 @@ import errno
 import os
 import tracemalloc
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,7 +170,7 @@ def test_a_log_that_failed_is_tried_again_once_its_settings_change(log: Log, cle
     clean(log, cleaner)
     flip(log, 70)
     assert clean(log, cleaner) is None
-    log.configure(replace(log.config, max_message_bytes=5_000))
+    log.configure(log.config._replace(max_message_bytes=5_000))
     report = clean(log, cleaner)
     assert report is not None
     assert report.error is None

@@ -8,9 +8,8 @@ asked for instead of names from v12 on; before, a request that does is refused a
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from kio.schema.metadata.v10.response import MetadataResponse as MetadataResponseV10
@@ -41,8 +40,7 @@ _LISTENER_NOT_FOUND_FROM: Final = 6
 _CLUSTER_OPERATIONS_IN: Final = range(8, 11)
 
 
-@dataclass(frozen=True, slots=True)
-class _Missing:
+class _Missing(NamedTuple):
     """A topic that was asked for and cannot be shown."""
 
     error: ErrorCode

@@ -1,7 +1,6 @@
 """Brokers say who and where they are, with every start anew."""
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from penstock.cluster.controller.leadership import all_partitions
@@ -22,8 +21,7 @@ from penstock.protocol.errors import ApiError, ErrorCode
 _RESERVED_DIRECTORIES: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerRegistration:
+class BrokerRegistration(NamedTuple):
     """What a broker says of itself; `incarnation` is new with every start."""
 
     broker_id: int

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 from uuid import UUID
 
 from penstock.cluster.controller.assignment import (
@@ -22,8 +23,7 @@ from penstock.cluster.wire import MetadataRecord
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewTopic:
+class NewTopic(NamedTuple):
     """-1 partitions or replicas ask for the cluster's default; `assignments` are (partition, replicas)."""
 
     name: str
@@ -33,8 +33,7 @@ class NewTopic:
     configs: tuple[tuple[str, str | None], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicRules:
+class TopicRules(NamedTuple):
     """What the cluster says where a request does not, and how much one request may ask for."""
 
     partitions: int
@@ -43,23 +42,21 @@ class TopicRules:
     node: tuple[Layer, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chance:
+class Chance(NamedTuple):
     """Where randomness comes from."""
 
     draw: Draw
     fresh_id: Callable[[], UUID]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicResult:
+class TopicResult(NamedTuple):
     name: str
     error: ErrorCode = ErrorCode.none
     message: str | None = None
     topic_id: UUID | None = None
     partitions: int = -1
     replication_factor: int = -1
-    settings: Mapping[str, Effective] = field(default_factory=dict)
+    settings: Mapping[str, Effective] = MappingProxyType({})
 
 
 def create_topics(
