@@ -7,7 +7,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.broker.apis import PRODUCE
 from penstock.broker.buffers import FrameBuffers
@@ -65,7 +65,7 @@ class Server:
     async def _listen(self, listener: Listener, port: int) -> asyncio.Server:
         return await asyncio.get_running_loop().create_server(
             lambda: Connection(self, listener.name),
-            listener.host or None,
+            _hosts(listener.host),
             port,
             backlog=self.node.settings.integer("socket.listen.backlog.size"),
             reuse_address=True,
@@ -211,6 +211,13 @@ class Server:
             connection.last_active = now  # it is we who keep it waiting
         elif 0 < self._idle_seconds_max < idle:
             connection.close()
+
+
+def _hosts(host: str) -> Any:
+    """As bytes where possible: given text, the loop first loads tables of international names."""
+    if not host:
+        return None
+    return [host.encode()] if host.isascii() else host
 
 
 def _ports(server: asyncio.Server) -> list[int]:

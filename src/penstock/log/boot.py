@@ -25,7 +25,7 @@ class Run(NamedTuple):
 
 def current_boot_id(source: Path = _BOOT_ID) -> str | None:
     try:
-        return source.read_text(encoding="ascii").strip() or None
+        return source.read_bytes().decode("ascii").strip() or None
     except (OSError, UnicodeDecodeError):
         return None
 

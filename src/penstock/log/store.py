@@ -218,10 +218,8 @@ class LogStore:
         return target
 
     def purge(self, folders: Iterable[Path]) -> None:
-        import shutil  # which loads three compression libraries
-
         for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
 
     def truncate(self, topic: str, index: int, offset: int, *, now_ms: int) -> None:
         """Drop every batch that reaches `offset` or beyond, while nothing appends. Durable when it returns.
@@ -344,3 +342,9 @@ def _lock(directory: Path) -> int:
         os.close(fd)
         raise StoreLocked(f"{directory} is in use by another process") from None
     return fd
+
+
+def _remove(folder: Path) -> None:
+    import shutil  # it loads three compression libraries, which a start without leftovers can do without
+
+    shutil.rmtree(folder, ignore_errors=True)

@@ -19,8 +19,8 @@ from penstock.protocol.upgrade import upgrader
 #: handlers read each version as it is.
 #: OffsetCommit, OffsetFetch, FindCoordinator, LeaveGroup, DeleteTopics.
 _READ_AS_SENT = frozenset({8, 9, 10, 13, 20})
-#: Up to this version, Metadata can ask what one may do in the cluster; the newest cannot.
-_READ_AT_MOST_AS = {3: 10}
+#: Metadata of these versions can ask what one may do in the cluster; the newest cannot.
+_READ_AS_OTHER = {(3, 8): 10, (3, 9): 10, (3, 10): 10}
 
 
 def newest_version(api_key: int) -> int:
@@ -46,9 +46,7 @@ def _shape_of(api_key: int, version: int) -> int:
     """The version in whose class a handler gets a request of this version."""
     if api_key in _READ_AS_SENT:
         return version
-    if version <= _READ_AT_MOST_AS.get(api_key, -1):
-        return _READ_AT_MOST_AS[api_key]
-    return newest_version(api_key)
+    return _READ_AS_OTHER.get((api_key, version)) or newest_version(api_key)
 
 
 @cache
