@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from penstock.broker.settings import InvalidSetting, Settings
+from penstock.cli import loading
 from penstock.cli.failure import WRONG_USAGE, Failure, report
 from penstock.cli.flags import LIFELINE, WORKERS, settings_from
 
@@ -31,8 +32,9 @@ def _start_workers(flags: Mapping[str, Sequence[str]], settings: Settings) -> in
 
 
 def _start_node(flags: Mapping[str, Sequence[str]], settings: Settings) -> int:
-    from penstock.broker.node import StartFailed, serve
-    from penstock.cli.welcome import announce
+    with loading():
+        from penstock.broker.node import StartFailed, serve
+        from penstock.cli.welcome import announce
 
     try:
         return serve(settings, lambda node: announce(node, welcome="--welcome" in flags))
