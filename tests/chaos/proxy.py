@@ -115,6 +115,7 @@ class Link:
         self.source = OUTSIDE
         self.is_dialling = True  # not yet through to the node
         self._has_dialled = False
+        self._early: list[bytes] = []  # some versions of asyncio read on although they are told to pause
         self.caller = Side(self, Path(OUTSIDE, door.node))
         self.called = Side(self, Path(door.node, OUTSIDE))
 
@@ -148,6 +149,8 @@ class Link:
             self.reset()
             return
         self.is_dialling = False
+        for data in self._early:
+            self.forward(self.caller, data)
         if self.caller.is_gone:
             self.reset()
         self.refresh()
@@ -166,7 +169,9 @@ class Link:
 
     def forward(self, side: Side, data: bytes) -> None:
         transport = self.other(side).transport
-        if transport is not None and not transport.is_closing():
+        if self.is_dialling:
+            self._early.append(data)
+        elif transport is not None and not transport.is_closing():
             transport.write(data)
 
     def hung_up(self, side: Side) -> None:
