@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.cluster import guarantees
 from penstock.cluster import image as cluster_image
 from penstock.cluster.controller import alter_partition, brokers, election
 from penstock.cluster.controller.partition_change import PartitionChange
@@ -233,7 +234,11 @@ CONTROLLER_MUTATIONS = (
         name="eligible-though-left-behind",
         sentence="Who leaves the ISR stays eligible to lead although the high watermark goes on without it.",
         trap=Traps.MAXIMAL_ISR,
-        patches=(Patch(PartitionChange, "_below_min_isr", lambda self: True),),
+        # Leaders hold still while anyone else is eligible, so that guard goes too.
+        patches=(
+            Patch(PartitionChange, "_below_min_isr", lambda self: True),
+            Patch(guarantees, "isr_floor", lambda partition: 1),
+        ),
     ),
     Mutation(
         name="second-broker-accepted",
