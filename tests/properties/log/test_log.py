@@ -5,6 +5,7 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from penstock.protocol.records import iter_batches
 batches = st.tuples(st.integers(1, 4), st.integers(0, 120), st.integers(-1000, 1000))
 histories = st.lists(batches, min_size=1, max_size=40)
 configs = st.builds(
-    LogConfig,
+    partial(LogConfig),  # or hypothesis would make up the fields that are not named here, too
     segment_bytes=st.integers(700, 3000),
     index_interval_bytes=st.integers(0, 500),
     segment_index_bytes=st.integers(60, 400),
