@@ -9,6 +9,7 @@ from penstock.raft.messages import (
     FetchReply,
     FetchRequest,
     FetchSnapshotReply,
+    FetchSnapshotRequest,
 )
 from penstock.raft.states import Download, Follower
 from penstock.raft.values import UNKNOWN_OFFSET, OffsetAndEpoch, Role
@@ -62,7 +63,10 @@ class Following(Voting):
         return rotation[(self.question.turn - 1) % len(rotation)]
 
     def _ask_for_snapshot(self, follower: Follower, download: Download) -> Send:
-        raise NotImplementedError
+        request = FetchSnapshotRequest(
+            epoch=self.epoch, replica=self.local, id=download.id, position=download.position
+        )
+        return self._send(follower.leader_id, request)
 
     # The answer
 

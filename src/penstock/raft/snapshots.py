@@ -3,17 +3,11 @@
 from penstock.protocol.errors import ErrorCode
 from penstock.raft.actions import InstallSnapshot, Send, WriteSnapshot
 from penstock.raft.follower import Following
-from penstock.raft.messages import FetchSnapshotReply, FetchSnapshotRequest
-from penstock.raft.states import Download, Follower
+from penstock.raft.messages import FetchSnapshotReply
+from penstock.raft.states import Download
 
 
 class CatchingUp(Following):
-    def _ask_for_snapshot(self, follower: Follower, download: Download) -> Send:
-        request = FetchSnapshotRequest(
-            epoch=self.epoch, replica=self.local, id=download.id, position=download.position
-        )
-        return self._send(follower.leader_id, request)
-
     def _snapshot_answered(self, sent: Send, reply: FetchSnapshotReply | None, *, is_refused: bool) -> None:
         if not self._is_answer_awaited(sent, is_refused=is_refused, has_failed=reply is None):
             return
