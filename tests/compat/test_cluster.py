@@ -88,8 +88,13 @@ def commit(reader: Consumer) -> None:
 
 
 def committed_offset(admin: AdminClient, topic: str) -> int:
-    asked = admin.list_consumer_group_offsets([GroupOffsets(GROUP, [TopicPartition(topic, 0)])])[GROUP]
-    return int(asked.result().topic_partitions[0].offset)
+    """Bounded: sent to a coordinator that has just died, the client waits a minute for it to come back."""
+    wanted = [GroupOffsets(GROUP, [TopicPartition(topic, 0)])]
+    asked = admin.list_consumer_group_offsets(wanted, request_timeout=3)[GROUP]
+    try:
+        return int(asked.result().topic_partitions[0].offset)
+    except KafkaException as error:
+        raise AssertionError(error) from None
 
 
 def leader_and_isr(admin: AdminClient, topic: str) -> tuple[int, set[int]]:
