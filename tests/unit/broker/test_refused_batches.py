@@ -4,6 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from kio.schema.produce.v12 import request as schema
+from tests.unit.broker.raw_client import until
 from tests.unit.broker.replicas import ME, OTHER, PEER, Broker, Pending, broker_of_three
 
 from penstock.broker.handlers import produce
@@ -41,3 +42,17 @@ async def test_so_is_what_follows_one_that_came_before_this_node_led(tmp_path: P
         await broker.change(leader=ME)
         assert send(broker, 2).produced.error_code is ErrorCode.not_leader_or_follower
         assert not send(broker, 1).is_done
+
+
+async def test_so_is_what_follows_one_that_was_looked_into_while_the_lead_was_lost(tmp_path: Path) -> None:
+    async with broker_of_three(tmp_path) as broker:
+        await broker.create(isr=(ME, PEER), configs={"compression.type": "gzip"})
+        await until(lambda: not broker.partition().last_turn)
+        first = send(broker, 0)
+        await until(lambda: broker.partition().log.end_offset == 1)
+        refused = send(broker, 1)  # in a thread by now
+        await broker.change(leader=OTHER, isr=(OTHER, ME))
+        assert (await refused.done()).produced.error_code is ErrorCode.not_leader_or_follower
+        assert first.is_done
+        await broker.change(leader=ME)
+        assert (await send(broker, 2).done()).produced.error_code is ErrorCode.not_leader_or_follower
