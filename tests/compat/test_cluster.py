@@ -3,15 +3,17 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, ElectionType, KafkaException, Producer, TopicPartition
-from confluent_kafka import ConsumerGroupTopicPartitions as GroupOffsets
 from confluent_kafka.admin import AdminClient, NewTopic
+from kio.schema.offset_fetch.v9 import request as offset_fetch
 from tests.clusters import ClusterProcesses, NodeProcess
 from tests.waiting import eventually
 
 from penstock.cli.cluster_requests import quorum
+from penstock.cli.wire import ask
 
 GROUP = "readers"
 
@@ -87,14 +89,18 @@ def commit(reader: Consumer) -> None:
     eventually(committed, what="a commit")
 
 
-def committed_offset(admin: AdminClient, topic: str) -> int:
-    """Bounded: sent to a coordinator that has just died, the client waits a minute for it to come back."""
-    wanted = [GroupOffsets(GROUP, [TopicPartition(topic, 0)])]
-    asked = admin.list_consumer_group_offsets(wanted, request_timeout=3)[GROUP]
-    try:
-        return int(asked.result().topic_partitions[0].offset)
-    except KafkaException as error:
-        raise AssertionError(error) from None
+def committed_offset(cluster: ClusterProcesses, topic: str) -> int:
+    """Asked of every running node: librdkafka's admin client may wait a minute for a dead coordinator."""
+    found = [_committed_at(node, topic) for node in cluster.nodes.values() if node.is_running]
+    answers = [answer.topics[0].partitions[0].committed_offset for answer in found if answer.error_code == 0]
+    assert answers, f"no coordinator among {[answer.error_code.name for answer in found]}"
+    return int(answers[0])
+
+
+def _committed_at(node: NodeProcess, topic: str) -> Any:
+    wanted = offset_fetch.OffsetFetchRequestTopics(name=topic, partition_indexes=(0,))
+    group = offset_fetch.OffsetFetchRequestGroup(group_id=GROUP, topics=(wanted,))
+    return ask(node.direct_address, offset_fetch.OffsetFetchRequest(groups=(group,))).groups[0]
 
 
 def leader_and_isr(admin: AdminClient, topic: str) -> tuple[int, set[int]]:
@@ -149,16 +155,16 @@ def test_a_group_outlives_its_coordinator(cluster: ClusterProcesses, admin: Admi
 
     dead = cluster.nodes[group.coordinator.id]
     dead.kill()
-    eventually(lambda: committed_offset(admin, "orders") == 5, what="the commit at the next coordinator")
+    eventually(lambda: committed_offset(cluster, "orders") == 5, what="the commit at the next coordinator")
     publish(cluster, "orders", "after")
     assert take(reader, 6) == [*(f"before {n}" for n in range(5, 10)), "after"]
     commit(reader)
-    assert committed_offset(admin, "orders") == 11
+    assert committed_offset(cluster, "orders") == 11
     reader.close()
 
     dead.start()
     eventually(lambda: all_in_sync(admin), what="everyone in sync")
-    assert committed_offset(admin, "orders") == 11
+    assert committed_offset(cluster, "orders") == 11
 
 
 def test_damaged_and_missing_files_are_fetched_again(cluster: ClusterProcesses, admin: AdminClient) -> None:
