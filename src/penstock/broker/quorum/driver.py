@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from penstock.broker.quorum import election_file, snapshots
 from penstock.broker.quorum.controls import encode_control_batch, voters_in
 from penstock.broker.quorum.log_view import MetadataLogView
+from penstock.broker.quorum.namesake import Namesake
 from penstock.broker.quorum.state import QuorumState
 from penstock.cluster.names import CLUSTER_METADATA
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -26,6 +27,7 @@ from penstock.raft.values import (
     Election,
     OffsetAndEpoch,
     ReplicaKey,
+    Role,
     Timings,
     VoterHistory,
     VoterSet,
@@ -102,6 +104,9 @@ class Driver:
         self._is_syncing = self._wants_sync = False
         self._bootstrap = 0
         self._refusal: ErrorCode | None = None
+        self._namesake = Namesake(
+            node.node_id, patience_ms=node.settings.integer("initial.broker.registration.timeout.ms")
+        )
         self.is_stopped = False
         self._task: asyncio.Task[None] | None = None
         self._sending: dict[asyncio.Task[None], Send] = {}
@@ -152,7 +157,8 @@ class Driver:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            logger.critical("the quorum loop has failed", exc_info=error)
+            unforeseen = None if isinstance(error, QuorumFailed) else error
+            logger.critical("the quorum loop has failed", exc_info=unforeseen, extra={"reason": str(error)})
             self._owner.failed(error)
 
     async def _work(self, event: Event) -> None:
@@ -296,9 +302,16 @@ class Driver:
 
     async def _send(self, send: Send) -> None:
         reply, refused = await self._ask(send)
+        if reply is not None and self._node.state == "starting":
+            self.post(partial(self._look_for_namesake, reply.leader_id))
         self.post(lambda now_ms: self.core.answered(send, reply, now_ms, refused=refused))
         if isinstance(reply, FetchReply) and reply.error is ErrorCode.none:
             self._note_told(reply.high_watermark)
+
+    def _look_for_namesake(self, leader_id: int, now_ms: int) -> list[Action]:
+        if self.core.role is not Role.LEADER and self._namesake.is_alive(leader_id, now_ms):
+            raise QuorumFailed("another node with this id leads the quorum; each node needs an id of its own")
+        return []
 
     def _note_told(self, high_watermark: int) -> None:
         if high_watermark > self.told_high_watermark:
