@@ -12,14 +12,18 @@ from penstock.protocol.records import (
     DELETE_HORIZON,
     HEADER_BYTES,
     LOG_APPEND_TIME,
+    TRANSACTIONAL,
     BatchHeader,
+    EndMarker,
     Record,
     checksum,
     decode_records,
     encode_batch,
+    encode_end_marker,
     iter_batches,
     open_batch,
     pack_batch,
+    parse_end_marker,
     read_header,
     restamp,
 )
@@ -213,3 +217,48 @@ def test_varlongs_take_ten_bytes(value: int) -> None:
     assert read_varlong(data, 0) == (value, 10)
     with pytest.raises(ApiError):
         read_varint(data, 0)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_end_marker_is_read_as_it_was_written(committed: bool) -> None:
+    marker = EndMarker(producer_id=77, producer_epoch=3, coordinator_epoch=9, committed=committed)
+    batch = encode_end_marker(marker, 1_700_000_000_000)
+    header = read_header(batch)
+    assert header.is_control
+    assert header.is_transactional
+    assert header.crc == checksum(batch)
+    assert (header.record_count, header.base_sequence, header.max_timestamp) == (1, -1, 1_700_000_000_000)
+    assert parse_end_marker(batch) == marker
+
+
+def test_an_end_marker_has_the_published_key_and_value() -> None:
+    batch = encode_end_marker(EndMarker(1, 0, 5, committed=True), 0)
+    (record,) = decode_records(batch, 1024)
+    assert record.key == bytes.fromhex("0000 0001")
+    assert record.value == bytes.fromhex("0000 00000005")
+
+
+def test_data_and_other_control_batches_are_no_end_markers() -> None:
+    data = encode_batch([Record(0, 0, b"k", b"v")], attributes=TRANSACTIONAL, producer_id=1, producer_epoch=0)
+    other = encode_batch(
+        [Record(0, 0, b"\0\0\x03\xe8", b"x" * 10_000)],
+        attributes=TRANSACTIONAL | CONTROL,
+        producer_id=1,
+        producer_epoch=0,
+    )
+    small = encode_batch(
+        [Record(0, 0, b"\0\0\0\2", b"")], attributes=TRANSACTIONAL | CONTROL, producer_id=1, producer_epoch=0
+    )
+    assert parse_end_marker(data) is parse_end_marker(other) is parse_end_marker(small) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(b"\0", b"\0" * 6), (b"\0\0\0\1", b"\0"), (None, b""), (b"\0\0\0\0", None)]
+)
+def test_a_torn_end_marker_is_corrupt(key: bytes | None, value: bytes | None) -> None:
+    batch = encode_batch(
+        [Record(0, 0, key, value)], attributes=TRANSACTIONAL | CONTROL, producer_id=1, producer_epoch=0
+    )
+    with pytest.raises(ApiError) as refusal:
+        parse_end_marker(batch)
+    assert refusal.value.code is ErrorCode.corrupt_message

@@ -28,6 +28,14 @@ DELETE_HORIZON: Final = 0x40
 NO_PRODUCER_ID: Final = -1
 NO_TIMESTAMP: Final = -1
 
+#: The key of a control record: version, type.
+_CONTROL_KEY: Final = struct.Struct(">hh")
+#: The value of a transaction's end marker: version, epoch of its coordinator.
+_END_MARKER: Final = struct.Struct(">hi")
+_ABORT_TYPE: Final = 0
+_COMMIT_TYPE: Final = 1
+_END_MARKER_BYTES_MAX: Final = 256
+
 
 class BatchHeader(NamedTuple):
     base_offset: int
@@ -79,6 +87,15 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+class EndMarker(NamedTuple):
+    """How a producer's transaction ended in a partition."""
+
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    committed: bool
 
 
 def wrap_int64(value: int) -> int:
@@ -181,6 +198,44 @@ def decode_records(batch: BytesLike, max_bytes: int) -> list[Record]:
     if position != len(body):
         raise ApiError(ErrorCode.corrupt_message, f"{len(body) - position} bytes after the last record")
     return records
+
+
+def encode_end_marker(marker: EndMarker, timestamp_ms: int) -> bytearray:
+    """The control batch that ends a transaction; its offset is the log's to stamp."""
+    record = Record(
+        offset=0,
+        timestamp=timestamp_ms,
+        key=_CONTROL_KEY.pack(0, _COMMIT_TYPE if marker.committed else _ABORT_TYPE),
+        value=_END_MARKER.pack(0, marker.coordinator_epoch),
+    )
+    return encode_batch(
+        [record],
+        attributes=TRANSACTIONAL | CONTROL,
+        producer_id=marker.producer_id,
+        producer_epoch=marker.producer_epoch,
+    )
+
+
+def parse_end_marker(batch: BytesLike) -> EndMarker | None:
+    """The end of a transaction that this batch marks; None for data and for other control batches.
+
+    Raises CORRUPT_MESSAGE. Newer versions of key and value only add fields at their end.
+    """
+    header = read_header(batch)
+    is_candidate = header.is_control and header.is_transactional and header.record_count == 1
+    # Other control batches may hold much; an end marker is small and never compressed.
+    if not is_candidate or header.size > _END_MARKER_BYTES_MAX or header.attributes & CODEC_MASK:
+        return None
+    record = decode_records(batch, _END_MARKER_BYTES_MAX)[0]
+    if record.key is None or len(record.key) < _CONTROL_KEY.size:
+        raise ApiError(ErrorCode.corrupt_message, "control record without a whole key")
+    kind = _CONTROL_KEY.unpack_from(record.key)[1]
+    if kind not in (_ABORT_TYPE, _COMMIT_TYPE):
+        return None
+    if record.value is None or len(record.value) < _END_MARKER.size:
+        raise ApiError(ErrorCode.corrupt_message, "end marker without a whole value")
+    coordinator_epoch = _END_MARKER.unpack_from(record.value)[1]
+    return EndMarker(header.producer_id, header.producer_epoch, coordinator_epoch, kind == _COMMIT_TYPE)
 
 
 def iter_batches(data: BytesLike) -> Iterator[tuple[BatchHeader, memoryview]]:
