@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.broker.internal_topics import INTERNAL_TOPICS
 from penstock.cluster.controller.balance import balance_leaders, raise_internal_topics
 from penstock.cluster.controller.elect_leaders import elect_where_leaderless
 from penstock.cluster.controller.leadership import all_partitions
@@ -36,7 +37,9 @@ class LeaderCare:
         self._balances = settings.boolean("auto.leader.rebalance.enable")
         self._interval_ms = settings.integer("leader.imbalance.check.interval.seconds") * 1000
         self._percentage_max = settings.integer("leader.imbalance.per.broker.percentage")
-        self._internal_replicas = settings.integer("offsets.topic.replication.factor")
+        self._internal_replicas = {
+            topic.name: settings.integer(topic.replication_factor) for topic in INTERNAL_TOPICS.values()
+        }
         self._coming: dict[_Incarnation, int] = {}  # since when they are active
         self._settled: set[_Incarnation] = set()
         self._due_ms: int | None = None

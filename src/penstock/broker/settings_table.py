@@ -4,6 +4,9 @@ Where a default differs from Apache Kafka's, the setting's text says so. What a 
 (an operator can change it while the node runs); everything else is read at start.
 """
 
+from penstock.broker.setting_kinds import node_setting as _node
+from penstock.broker.setting_kinds import topic_default as _topic_default
+from penstock.broker.settings_coordinators import SHARE_STATE, TRANSACTIONS
 from penstock.protocol.settings import Setting, SettingType, Value
 
 INT_MAX = (1 << 31) - 1
@@ -20,41 +23,6 @@ def _one_directory(value: Value) -> str | None:
     if not value.strip():
         return "must name a directory"
     return "must be one directory: a node has a single data folder" if "," in value else None
-
-
-def _node(
-    name: str,
-    kind: SettingType,
-    default: Value,
-    doc: str,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    choices: tuple[str, ...] | None = None,
-) -> Setting:
-    return Setting(
-        name=name,
-        type=kind,
-        default=default,
-        doc=doc,
-        at_least=at_least,
-        at_most=at_most,
-        choices=choices,
-        read_only=True,
-    )
-
-
-def _topic_default(
-    name: str,
-    kind: SettingType,
-    default: Value,
-    doc: str,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    choices: tuple[str, ...] | None = None,
-) -> Setting:
-    return Setting(
-        name=name, type=kind, default=default, doc=doc, at_least=at_least, at_most=at_most, choices=choices
-    )
 
 
 _IDENTITY = (
@@ -499,6 +467,18 @@ _PENSTOCK = (
 
 NODE_SETTINGS: dict[str, Setting] = {
     setting.name: setting
-    for section in (_IDENTITY, _NETWORK, _TOPICS, _LOG, _CLEANER, _GROUPS, _PRODUCERS, _CLUSTER, _PENSTOCK)
+    for section in (
+        _IDENTITY,
+        _NETWORK,
+        _TOPICS,
+        _LOG,
+        _CLEANER,
+        _GROUPS,
+        _PRODUCERS,
+        TRANSACTIONS,
+        SHARE_STATE,
+        _CLUSTER,
+        _PENSTOCK,
+    )
     for setting in section
 }

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from penstock.broker.internal_topics import INTERNAL_TOPICS
 from penstock.cli.client import REQUEST_TIMEOUT_S, Cluster, Place
 from penstock.cli.cluster_requests import (
     Broker,
@@ -19,7 +20,7 @@ from penstock.cli.wire import Address, NotUnderstood
 NO_LEADER = -1
 MIN_ISR = "min.insync.replicas"
 #: What the setting that sizes each internal topic is called.
-INTERNAL_SETTINGS = {"__consumer_offsets": "offsets.topic.replication.factor"}
+INTERNAL_SETTINGS = {name: topic.replication_factor for name, topic in INTERNAL_TOPICS.items()}
 
 
 class PartitionView(NamedTuple):

@@ -21,6 +21,7 @@ from penstock.cluster.state import PartitionState
 from penstock.protocol.errors import ApiError, ErrorCode
 
 PREFERRED, UNCLEAN = ElectionType.PREFERRED, ElectionType.UNCLEAN
+RAISED = {CONSUMER_OFFSETS: 3}
 
 
 def topic(*assignments: tuple[int, ...], flush: str = "ack") -> ClusterImage:
@@ -118,17 +119,17 @@ def test_internal_topics_grow_with_the_cluster() -> None:
     image = cluster(1)
     create(image, NewTopic(name=CONSUMER_OFFSETS, partitions=4, replication_factor=1))
     create(image, NewTopic(name="own", partitions=1, replication_factor=1))
-    assert raise_internal_topics(image, 3, rules=CONTROLLER).records == ()
+    assert raise_internal_topics(image, RAISED, rules=CONTROLLER).records == ()
     for number in (2, 3, 4):
         register(image, broker(number), epoch=number)
     unfence(image, 2)
     unfence(image, 3)
-    assert applied(image, raise_internal_topics(image, 3, rules=CONTROLLER, partitions_max=3)).reply == 3
-    assert applied(image, raise_internal_topics(image, 3, rules=CONTROLLER, partitions_max=3)).reply == 1
+    assert applied(image, raise_internal_topics(image, RAISED, rules=CONTROLLER, partitions_max=3)).reply == 3
+    assert applied(image, raise_internal_topics(image, RAISED, rules=CONTROLLER, partitions_max=3)).reply == 1
     for state in image.topics[CONSUMER_OFFSETS].partitions.values():
         assert (state.leader, set(state.replicas), set(state.adding_replicas)) == (1, {1, 2, 3}, {2, 3})
     assert image.topics["own"].partitions[0].replicas == (1,)
-    assert raise_internal_topics(image, 3, rules=CONTROLLER).records == ()
+    assert raise_internal_topics(image, RAISED, rules=CONTROLLER).records == ()
 
 
 def test_internal_replicas_go_to_other_racks_and_emptier_brokers() -> None:
@@ -137,7 +138,7 @@ def test_internal_replicas_go_to_other_racks_and_emptier_brokers() -> None:
         register(image, broker(number, rack=rack), epoch=number)
         unfence(image, number)
     create(image, NewTopic(name=CONSUMER_OFFSETS, assignments=((0, (1,)), (1, (1,)))))
-    applied(image, raise_internal_topics(image, 2, rules=CONTROLLER))
+    applied(image, raise_internal_topics(image, {CONSUMER_OFFSETS: 2}, rules=CONTROLLER))
     replicas = [state.replicas for state in image.topics[CONSUMER_OFFSETS].partitions.values()]
     assert replicas == [(1, 3), (4, 1)], "and they are led in turn"
 

@@ -1,7 +1,7 @@
 """What the controller does unasked: preferred leaders lead again, internal topics get their replicas."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from penstock.cluster.controller.election import Election
 from penstock.cluster.controller.leadership import all_partitions
@@ -10,7 +10,6 @@ from penstock.cluster.controller.reassignment import is_reassigning, reassign
 from penstock.cluster.controller.rules import ControllerRules
 from penstock.cluster.decision import Decision
 from penstock.cluster.image import ClusterImage
-from penstock.cluster.names import INTERNAL_TOPICS
 from penstock.cluster.state import PartitionState
 
 Replicas = tuple[int, ...]
@@ -39,17 +38,16 @@ def has_better_leader(image: ClusterImage, partition: PartitionState) -> bool:
 
 def raise_internal_topics(
     image: ClusterImage,
-    replication_factor: int,
+    replication_factors: Mapping[str, int],
     *,
     rules: ControllerRules,
-    topics: Iterable[str] = INTERNAL_TOPICS,
     partitions_max: int = 1000,
 ) -> Decision[int]:
-    """As many replicas as there are active brokers, up to the setting, so that a cluster that grew out of one
-    node keeps its groups when that node dies. The reply is how many partitions are being raised."""
+    """As many replicas as there are active brokers, up to what each topic is given, so that a cluster that grew out
+    of one node keeps its groups when that node dies. The reply is how many partitions are being raised."""
     changes = Changes(image, rules)
     load = _replicas_by_broker(image)
-    for name in sorted(topics):
+    for name, replication_factor in sorted(replication_factors.items()):
         topic = image.topics.get(name)
         for index, partition in topic.partitions.items() if topic is not None else ():
             target = _more_replicas(image, partition, replication_factor, load)
