@@ -1,0 +1,163 @@
+"""Appending a batch exactly once by plan.
+
+Whoever uses this has stored, before, which records go where under which producer id, epoch and sequence. After a crash
+the next one repeats the same plan: the partition recognises the producer's sequence, so the records are there once, for
+every isolation level. A producer has one open plan per partition: the next one starts when the last is known to be done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.apis import PRODUCE
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import Record, encode_batch
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+    from penstock.broker.partition import Partition
+    from penstock.log.log import Appended
+
+_TIMEOUT_S: Final = 10.0
+_BACKOFF_S: Final = 0.02
+_BACKOFF_MAX_S: Final = 1.0
+_ACKS_ALL: Final = -1
+#: The wire names topics by id, so that a plan never reaches another topic of the same name.
+_PRODUCE_VERSION: Final = 13
+#: Nothing was appended, and trying again will not help: whoever made the plan has to make another one.
+_FINAL: Final = frozenset(
+    {
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.message_too_large,
+        ErrorCode.record_list_too_large,
+        ErrorCode.invalid_record,
+        ErrorCode.invalid_topic_exception,
+        ErrorCode.invalid_timestamp,
+        ErrorCode.invalid_producer_epoch,
+        ErrorCode.out_of_order_sequence_number,
+        ErrorCode.policy_violation,
+    }
+)
+
+
+async def append_once(
+    node: Node,
+    topic: str,
+    partition: int,
+    records: Sequence[Record],
+    *,
+    producer_id: int,
+    epoch: int,
+    sequence: int,
+) -> int:
+    """The base offset, once they are committed; tried until they are. The records' own offsets do not matter.
+
+    Raises ApiError when they are not there and will not be: no such topic or partition, refused for good, or a
+    sequence that does not fit because an unclean election has taken earlier plans away.
+    """
+    found = node.image.topics.get(topic)
+    if found is None:
+        raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {topic}")
+    placed = [record._replace(offset=place) for place, record in enumerate(records)]
+    batch = encode_batch(placed, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
+    backoff_s = _BACKOFF_S
+    while True:
+        try:
+            return await _append(node, topic, found.id, partition, batch)
+        except ApiError as error:
+            if error.code in _FINAL and _is_told_by_one_who_knows(node, topic, partition, error):
+                raise
+        except (ConnectionError, TimeoutError):
+            pass
+        await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))
+        backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+
+
+def _is_told_by_one_who_knows(node: Node, topic: str, partition: int, error: ApiError) -> bool:
+    """A broker that has not heard of a topic yet is no proof that there is none."""
+    if error.code in (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id):
+        return node.image.partition(topic, partition) is None
+    return True
+
+
+async def _append(node: Node, topic: str, topic_id: Any, index: int, batch: bytearray) -> int:
+    state = node.image.partition(topic, index)
+    if state is None or node.image.topics[topic].id != topic_id:
+        raise ApiError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} is gone")
+    if not state.has_leader:
+        raise ApiError(ErrorCode.leader_not_available)
+    here = node.partitions.led(topic, index)
+    if here is not None:
+        async with asyncio.timeout(_TIMEOUT_S):
+            return await _append_here(node, here, batch)
+    if state.leader == node.node_id:
+        raise ApiError(ErrorCode.not_leader_or_follower)
+    return await _append_there(node, state.leader, topic_id, index, batch)
+
+
+async def _append_here(node: Node, partition: Partition, batch: bytearray) -> int:
+    if not partition.has_enough_replicas:
+        raise ApiError(ErrorCode.not_enough_replicas)
+    if partition.takes_turns:
+        appended = await _append_in_turn(node, partition, batch)
+    else:
+        # A copy: an append stamps what it is given, and this may be tried again.
+        appended = partition.append(memoryview(bytearray(batch)), node.now_ms())
+    await partition.committed(appended.last_offset)
+    return appended.base_offset
+
+
+async def _append_in_turn(node: Node, partition: Partition, batch: bytearray) -> Appended:
+    """Topics that must be looked into: in a thread, and after all that came before."""
+    appended: list[Appended] = []
+    previous = partition.last_turn
+
+    async def turn() -> None:
+        prepared = node.in_thread(node.prepare_batch, partition, bytearray(batch))
+        if previous is not None:
+            await asyncio.wait([previous])
+        ready = memoryview(await prepared)
+        partition.check_leader()
+        appended.append(partition.append(ready, node.now_ms()))
+
+    task = node.spawn(turn())
+    partition.begin_turn(task)
+    await asyncio.shield(task)
+    return appended[0]
+
+
+async def _append_there(node: Node, leader_id: int, topic_id: Any, index: int, batch: bytearray) -> int:
+    from penstock.broker.peers import PeerUnreachable
+
+    request = _produce_request(topic_id, index, batch)
+    try:
+        response = await node.peers.call(
+            leader_id,
+            PRODUCE,
+            request,
+            version=_PRODUCE_VERSION,
+            timeout_s=_TIMEOUT_S + 1,
+            purpose="planned-append",
+        )
+    except PeerUnreachable as error:
+        raise ConnectionError(str(error)) from None
+    (told,) = (part for answer in response.responses for part in answer.partition_responses)
+    if told.error_code is not ErrorCode.none:
+        raise ApiError(told.error_code, told.error_message)
+    return int(told.base_offset)
+
+
+def _produce_request(topic_id: Any, index: int, batch: bytearray) -> Any:
+    from kio.schema.produce.v13 import request as schema
+
+    data = schema.PartitionProduceData(index=index, records=bytes(batch))
+    return schema.ProduceRequest(
+        acks=_ACKS_ALL,
+        timeout=timedelta(seconds=_TIMEOUT_S),
+        topic_data=(schema.TopicProduceData(topic_id=topic_id, partition_data=(data,)),),
+    )

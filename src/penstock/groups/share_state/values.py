@@ -1,0 +1,96 @@
+"""What is asked of the state of share partitions, and what is answered: values without a version."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from penstock.protocol.errors import ErrorCode
+
+#: Delivery states as they are stored.
+AVAILABLE: Final = 0
+ACKNOWLEDGED: Final = 2
+ARCHIVED: Final = 4
+#: Delivery states that are only written: archived, and to be buried in the dead-letter topic. Readers see ARCHIVED.
+BURIED_LIMIT: Final = 32  # delivered as often as it may be
+BURIED_REJECTED: Final = 33  # a consumer has said that it cannot be processed
+BURIED_LOCK_EXPIRED: Final = 34  # delivered as often as it may be, and the last one never answered
+#: The three above, in order.
+BURIED: Final = (BURIED_LIMIT, BURIED_REJECTED, BURIED_LOCK_EXPIRED)
+
+#: A start offset or count that is not being written, or not known yet.
+UNSET: Final = -1
+
+
+class StateBatch(NamedTuple):
+    """Any 4-tuple of this shape will do: writes are hot."""
+
+    first_offset: int
+    last_offset: int
+    delivery_state: int
+    delivery_count: int
+
+
+class Key(NamedTuple):
+    """A share partition."""
+
+    group: str
+    topic_id: UUID
+    partition: int
+
+
+class ShareState(NamedTuple):
+    """`start_offset` is UNSET until it has been initialised; `batches` are sorted and do not overlap."""
+
+    state_epoch: int
+    start_offset: int
+    batches: tuple[StateBatch, ...] = ()
+
+
+class ShareSummary(NamedTuple):
+    """`delivery_complete_count`: offsets from the start offset on that are final; UNSET where nobody has told."""
+
+    state_epoch: int
+    leader_epoch: int
+    start_offset: int
+    delivery_complete_count: int
+
+
+class Initialize(NamedTuple):
+    key: Key
+    state_epoch: int
+    start_offset: int
+
+
+class Read(NamedTuple):
+    key: Key
+    leader_epoch: int
+
+
+class Write(NamedTuple):
+    """Batches need not be sorted; where they overlap, or meet older ones, more deliveries win, then the higher state."""
+
+    key: Key
+    state_epoch: int
+    leader_epoch: int
+    start_offset: int
+    delivery_complete_count: int
+    batches: Sequence[tuple[int, int, int, int]]
+
+
+class Delete(NamedTuple):
+    key: Key
+
+
+class Summary(NamedTuple):
+    key: Key
+    leader_epoch: int
+
+
+Question = Initialize | Read | Write | Delete | Summary
+
+
+class Answer(NamedTuple):
+    error: ErrorCode = ErrorCode.none
+    message: str | None = None
+    state: ShareState | None = None  # to Read
+    summary: ShareSummary | None = None  # to Summary
