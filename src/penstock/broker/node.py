@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.broker.context import RequestContext
     from penstock.broker.dispatch import Dispatcher
     from penstock.broker.fetchers import Fetchers
+    from penstock.broker.group_settings import GroupConfigs
     from penstock.broker.http import HttpServer
     from penstock.broker.isr import IsrChanges
     from penstock.broker.partition import Partition
@@ -317,6 +318,12 @@ class Node:
         from penstock.broker.fetchers import Fetchers
 
         return Fetchers(self)
+
+    @cached_property
+    def group_configs(self) -> GroupConfigs:
+        from penstock.broker.group_settings import GroupConfigs
+
+        return GroupConfigs(self)
 
     @cached_property
     def isr(self) -> IsrChanges:

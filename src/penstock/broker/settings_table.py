@@ -7,6 +7,7 @@ Where a default differs from Apache Kafka's, the setting's text says so. What a 
 from penstock.broker.setting_kinds import node_setting as _node
 from penstock.broker.setting_kinds import topic_default as _topic_default
 from penstock.broker.settings_coordinators import SHARE_STATE, TRANSACTIONS
+from penstock.broker.settings_groups import CONSUMER_GROUPS, SHARE_GROUPS
 from penstock.protocol.settings import Setting, SettingType, Value
 
 INT_MAX = (1 << 31) - 1
@@ -474,6 +475,8 @@ NODE_SETTINGS: dict[str, Setting] = {
         _LOG,
         _CLEANER,
         _GROUPS,
+        CONSUMER_GROUPS,
+        SHARE_GROUPS,
         _PRODUCERS,
         TRANSACTIONS,
         SHARE_STATE,

@@ -59,6 +59,28 @@ def effective_topic_settings(
     return {name: _effective(setting, overrides, layers) for name, setting in TOPIC_SETTINGS.items()}
 
 
+def effective_setting(
+    setting: Setting,
+    overrides: Mapping[str, str],
+    node: tuple[Layer, ...],
+    *,
+    synonyms: tuple[NodeSynonym, ...],
+    own: ConfigSource,
+) -> Effective:
+    """One setting of any resource: `overrides` are the resource's own values, which come from `own`."""
+    behind = tuple(_node_synonyms(synonyms, node))
+    if (text := overrides.get(setting.name)) is not None:
+        value = setting.parse(text)
+        mine = Synonym(setting.name, setting.text(value), own)
+        return Effective(setting, value, own, (mine, *(synonym for synonym, _ in behind)))
+    if not behind:
+        return Effective(setting, setting.default, ConfigSource.DEFAULT, ())
+    strongest, factor = behind[0]
+    assert strongest.text is not None
+    value = _in_unit(setting.parse(strongest.text), factor)
+    return Effective(setting, value, strongest.source, tuple(synonym for synonym, _ in behind))
+
+
 def effective_topic_setting(
     name: str, overrides: Mapping[str, str], node: Iterable[Layer] = NO_NODE
 ) -> Effective:
@@ -96,17 +118,8 @@ def _refuse_contradictions(overrides: Mapping[str, str], node: tuple[Layer, ...]
 
 
 def _effective(setting: Setting, overrides: Mapping[str, str], node: tuple[Layer, ...]) -> Effective:
-    synonyms = tuple(_node_synonyms(NODE_SYNONYMS.get(setting.name, ()), node))
-    if (own := overrides.get(setting.name)) is not None:
-        value = setting.parse(own)
-        mine = Synonym(setting.name, setting.text(value), ConfigSource.TOPIC)
-        return Effective(setting, value, ConfigSource.TOPIC, (mine, *(synonym for synonym, _ in synonyms)))
-    if not synonyms:
-        return Effective(setting, setting.default, ConfigSource.DEFAULT, ())
-    strongest, factor = synonyms[0]
-    assert strongest.text is not None
-    value = _in_unit(setting.parse(strongest.text), factor)
-    return Effective(setting, value, strongest.source, tuple(synonym for synonym, _ in synonyms))
+    synonyms = NODE_SYNONYMS.get(setting.name, ())
+    return effective_setting(setting, overrides, node, synonyms=synonyms, own=ConfigSource.TOPIC)
 
 
 def _node_synonyms(names: tuple[NodeSynonym, ...], node: tuple[Layer, ...]) -> Iterable[tuple[Synonym, int]]:

@@ -1,0 +1,89 @@
+"""What the settings of a group are on this node now: its own, the node's defaults, and the node's bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.topic_settings import node_layers
+from penstock.cluster.effective import Layer
+from penstock.cluster.group_settings import (
+    effective_group_values,
+    reset_duration_ms,
+    within_bounds,
+)
+from penstock.cluster.state import ResourceType
+from penstock.groups.config import GroupConfig, OffsetReset
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+
+#: Groups whose settings are remembered; one that nobody asked for lately is looked up again.
+_REMEMBERED_MAX: Final = 10_000
+
+
+class GroupConfigs:
+    """Looked up once per group and image: an image that was replaced may say something else."""
+
+    __slots__ = ("_configs", "_image", "_layers", "_node")
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._image: object = None
+        self._layers: tuple[Layer, ...] = ()
+        self._configs: dict[str, GroupConfig] = {}
+
+    def of(self, group_id: str) -> GroupConfig:
+        node = self._node
+        if node.image is not self._image:
+            self._image, self._configs = node.image, {}
+            self._layers = node_layers(node.settings, node.image)
+        config = self._configs.get(group_id)
+        if config is None:
+            if len(self._configs) >= _REMEMBERED_MAX:
+                self._configs.clear()
+            own = node.image.config(ResourceType.GROUP, group_id)
+            config = self._configs[group_id] = group_config(own, self._layers)
+        return config
+
+
+def effective_group_settings(node: Node, group_id: str) -> GroupConfig:
+    """Cheap to ask for on every request."""
+    return node.group_configs.of(group_id)
+
+
+def group_config(own: Mapping[str, str], layers: tuple[Layer, ...]) -> GroupConfig:
+    value: dict[str, Any] = {
+        name: within_bounds(name, effective.value, layers)
+        for name, effective in effective_group_values(own, layers).items()
+    }
+    backoff_ms, jitter_ms = value["penstock.share.backoff.ms"], value["penstock.share.backoff.jitter.ms"]
+    rate_max, share_max = value["penstock.share.dlq.rate.max"], value["penstock.share.dlq.share.max"]
+    return GroupConfig(
+        consumer_session_timeout_ms=value["consumer.session.timeout.ms"],
+        consumer_heartbeat_interval_ms=value["consumer.heartbeat.interval.ms"],
+        share_session_timeout_ms=value["share.session.timeout.ms"],
+        share_heartbeat_interval_ms=value["share.heartbeat.interval.ms"],
+        share_record_lock_duration_ms=value["share.record.lock.duration.ms"],
+        share_delivery_count_limit=value["share.delivery.count.limit"],
+        share_partition_max_record_locks=value["share.partition.max.record.locks"],
+        share_auto_offset_reset=_offset_reset(value["share.auto.offset.reset"]),
+        share_isolation_level=value["share.isolation.level"],
+        share_renew_acknowledge_enable=value["share.renew.acknowledge.enable"],
+        share_delivery=value["penstock.share.delivery"],
+        share_backoff=value["penstock.share.backoff"],
+        share_backoff_ms=backoff_ms,
+        share_backoff_max_ms=value["penstock.share.backoff.max.ms"],
+        share_backoff_jitter_ms=backoff_ms if jitter_ms < 0 else jitter_ms,
+        dead_letter_topic=value["errors.deadletterqueue.topic.name"],
+        dead_letter_copies_record=value["errors.deadletterqueue.copy.record.enable"],
+        dead_letter_rate_max=None if rate_max < 0 else rate_max,
+        dead_letter_share_max=None if share_max >= 1 else share_max,
+    )
+
+
+def _offset_reset(value: str) -> OffsetReset:
+    back_ms = reset_duration_ms(value)
+    if back_ms is not None:
+        return OffsetReset("by_duration", back_ms)
+    return OffsetReset("earliest" if value == "earliest" else "latest")

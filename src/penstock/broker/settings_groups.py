@@ -1,0 +1,96 @@
+"""The node settings behind groups that are coordinated by the broker: defaults and bounds, by Kafka's names."""
+
+from typing import Final
+
+from penstock.broker.setting_kinds import node_setting
+from penstock.protocol.settings import Setting, SettingType
+
+_INT_MAX: Final = (1 << 31) - 1
+
+
+def _integer(name: str, default: int, doc: str, at_least: int = 1) -> Setting:
+    return node_setting(name, SettingType.INT, default, doc, at_least)
+
+
+def _presence(kind: str) -> tuple[Setting, ...]:
+    session, heartbeat = f"{kind}.session.timeout.ms", f"{kind}.heartbeat.interval.ms"
+    return (
+        _integer(f"group.{kind}.session.timeout.ms", 45_000, f"Default of a group's {session}."),
+        _integer(f"group.{kind}.min.session.timeout.ms", 45_000, f"Lowest {session} of a group."),
+        _integer(f"group.{kind}.max.session.timeout.ms", 60_000, f"Highest {session} of a group."),
+        _integer(f"group.{kind}.heartbeat.interval.ms", 5_000, f"Default of a group's {heartbeat}."),
+        _integer(f"group.{kind}.min.heartbeat.interval.ms", 5_000, f"Lowest {heartbeat} of a group."),
+        _integer(f"group.{kind}.max.heartbeat.interval.ms", 15_000, f"Highest {heartbeat} of a group."),
+    )
+
+
+CONSUMER_GROUPS: Final = (
+    *_presence("consumer"),
+    _integer("group.consumer.max.size", _INT_MAX, "Members of one group under the consumer protocol."),
+    node_setting(
+        "group.consumer.assignors",
+        SettingType.LIST,
+        ("uniform", "range"),
+        "Server-side assignors that members may ask for; the first is used where none asks.",
+        choices=("uniform", "range"),
+    ),
+    node_setting(
+        "group.consumer.migration.policy",
+        SettingType.STRING,
+        "bidirectional",
+        "Whether a group in use may move between the classic and the consumer protocol: to the consumer "
+        "protocol (upgrade), back (downgrade), both ways, or not (disabled).",
+        choices=("bidirectional", "upgrade", "downgrade", "disabled"),
+    ),
+    _integer(
+        "group.consumer.regex.refresh.interval.ms",
+        600_000,
+        "How often topics are looked for that match the regular expressions of subscriptions.",
+        10_000,
+    ),
+)
+
+SHARE_GROUPS: Final = (
+    *_presence("share"),
+    _integer("group.share.max.size", 200, "Members of one share group."),
+    node_setting(
+        "group.share.assignors",
+        SettingType.LIST,
+        ("simple",),
+        "Server-side assignors of share groups.",
+        choices=("simple",),
+    ),
+    _integer(
+        "group.share.initialize.retry.interval.ms",
+        30_000,
+        "Wait before the state of a share partition is initialised again where that failed.",
+    ),
+    _integer(
+        "group.share.record.lock.duration.ms", 30_000, "Default of a group's share.record.lock.duration.ms."
+    ),
+    _integer(
+        "group.share.min.record.lock.duration.ms", 15_000, "Lowest share.record.lock.duration.ms of a group."
+    ),
+    _integer(
+        "group.share.max.record.lock.duration.ms", 60_000, "Highest share.record.lock.duration.ms of a group."
+    ),
+    _integer("group.share.delivery.count.limit", 5, "Default of a group's share.delivery.count.limit."),
+    _integer("group.share.min.delivery.count.limit", 2, "Lowest share.delivery.count.limit of a group."),
+    _integer("group.share.max.delivery.count.limit", 10, "Highest share.delivery.count.limit of a group."),
+    _integer(
+        "group.share.partition.max.record.locks",
+        2_000,
+        "Default of a group's share.partition.max.record.locks.",
+    ),
+    _integer(
+        "group.share.min.partition.max.record.locks",
+        100,
+        "Lowest share.partition.max.record.locks of a group.",
+    ),
+    _integer(
+        "group.share.max.partition.max.record.locks",
+        4_000,
+        "Highest share.partition.max.record.locks of a group.",
+    ),
+    _integer("group.share.max.share.sessions", 2_000, "Share sessions that one node keeps."),
+)

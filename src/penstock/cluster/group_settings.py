@@ -1,0 +1,308 @@
+"""The settings of a group: Kafka's names, types and defaults, ours beside them, and the node settings behind them.
+
+A node's bounds hold for what is set while they are in force. What was stored under wider ones is not refused later;
+it is brought within the bounds where it is read.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from penstock.cluster.effective import NO_NODE, ConfigSource, Effective, Layer, effective_setting
+from penstock.cluster.names import topic_name_flaw
+from penstock.cluster.topic_settings import NodeSynonym
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.settings import InvalidSetting, Setting, SettingType, Value
+
+_INT, _LONG, _DOUBLE = SettingType.INT, SettingType.LONG, SettingType.DOUBLE
+_STRING, _BOOLEAN = SettingType.STRING, SettingType.BOOLEAN
+
+#: Stands for the source topic in the name of a dead-letter topic.
+TOPIC_PLACE: Final = "{topic}"
+_BY_DURATION: Final = "by_duration:"
+#: PnDTnHnMn.nS, of which any part may be missing but not all.
+_ISO_DURATION = re.compile(
+    r"P(?=[0-9T])(?:([0-9]{1,9})D)?(?:T(?=[0-9])(?:([0-9]{1,9})H)?(?:([0-9]{1,9})M)?(?:([0-9]{1,9})(?:\.([0-9]{1,9}))?S)?)?",
+    re.IGNORECASE,
+)
+
+
+class NodeBounds(NamedTuple):
+    """The node settings that say how low and how high a group's own value may be."""
+
+    lowest: str
+    highest: str
+
+
+def duration_ms(text: str) -> int | None:
+    """An ISO-8601 duration in days and below, or None where the text is no such thing."""
+    match = _ISO_DURATION.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()[:4])
+    fraction_ms = int((match[5] or "0").ljust(3, "0")[:3])
+    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + fraction_ms
+
+
+def reset_duration_ms(value: str) -> int | None:
+    """How far back `by_duration:...` goes; None for the other values."""
+    return duration_ms(value.removeprefix(_BY_DURATION)) if value.startswith(_BY_DURATION) else None
+
+
+def _offset_reset_flaw(value: Value) -> str | None:
+    assert isinstance(value, str)
+    if value in ("earliest", "latest") or reset_duration_ms(value) is not None:
+        return None
+    return "must be earliest, latest or by_duration: and an ISO-8601 duration that is not negative (PnDTnHnMn.nS)"
+
+
+def _dead_letter_topic_flaw(value: Value) -> str | None:
+    assert isinstance(value, str)
+    return topic_name_flaw(value.replace(TOPIC_PLACE, "topic")) if value else None
+
+
+def _group(
+    name: str,
+    kind: SettingType,
+    default: Value,
+    doc: str,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Setting:
+    synonyms = GROUP_SYNONYMS.get(name)
+    return Setting(
+        name=name,
+        type=kind,
+        default=default,
+        doc=doc,
+        at_least=at_least,
+        at_most=at_most,
+        choices=choices,
+        check=_CHECKS.get(name),
+        synonym=synonyms[0].name if synonyms else None,
+    )
+
+
+_CHECKS = {
+    "share.auto.offset.reset": _offset_reset_flaw,
+    "errors.deadletterqueue.topic.name": _dead_letter_topic_flaw,
+}
+
+#: Where a group gets what it does not set itself.
+GROUP_SYNONYMS: Final[dict[str, tuple[NodeSynonym, ...]]] = {
+    "consumer.session.timeout.ms": (NodeSynonym("group.consumer.session.timeout.ms"),),
+    "consumer.heartbeat.interval.ms": (NodeSynonym("group.consumer.heartbeat.interval.ms"),),
+    "share.session.timeout.ms": (NodeSynonym("group.share.session.timeout.ms"),),
+    "share.heartbeat.interval.ms": (NodeSynonym("group.share.heartbeat.interval.ms"),),
+    "share.record.lock.duration.ms": (NodeSynonym("group.share.record.lock.duration.ms"),),
+    "share.delivery.count.limit": (NodeSynonym("group.share.delivery.count.limit"),),
+    "share.partition.max.record.locks": (NodeSynonym("group.share.partition.max.record.locks"),),
+}
+
+GROUP_BOUNDS: Final[dict[str, NodeBounds]] = {
+    "consumer.session.timeout.ms": NodeBounds(
+        "group.consumer.min.session.timeout.ms", "group.consumer.max.session.timeout.ms"
+    ),
+    "consumer.heartbeat.interval.ms": NodeBounds(
+        "group.consumer.min.heartbeat.interval.ms", "group.consumer.max.heartbeat.interval.ms"
+    ),
+    "share.session.timeout.ms": NodeBounds(
+        "group.share.min.session.timeout.ms", "group.share.max.session.timeout.ms"
+    ),
+    "share.heartbeat.interval.ms": NodeBounds(
+        "group.share.min.heartbeat.interval.ms", "group.share.max.heartbeat.interval.ms"
+    ),
+    "share.record.lock.duration.ms": NodeBounds(
+        "group.share.min.record.lock.duration.ms", "group.share.max.record.lock.duration.ms"
+    ),
+    "share.delivery.count.limit": NodeBounds(
+        "group.share.min.delivery.count.limit", "group.share.max.delivery.count.limit"
+    ),
+    "share.partition.max.record.locks": NodeBounds(
+        "group.share.min.partition.max.record.locks", "group.share.max.partition.max.record.locks"
+    ),
+}
+
+_MEMBERS = (
+    _group(
+        "consumer.session.timeout.ms", _INT, 45_000, "Silence after which a consumer has left its group.", 1
+    ),
+    _group("consumer.heartbeat.interval.ms", _INT, 5_000, "How often consumers are told to be heard of.", 1),
+    _group(
+        "share.session.timeout.ms",
+        _INT,
+        45_000,
+        "Silence after which a share consumer has left its group.",
+        1,
+    ),
+    _group(
+        "share.heartbeat.interval.ms", _INT, 5_000, "How often share consumers are told to be heard of.", 1
+    ),
+)
+
+_SHARING = (
+    _group(
+        "share.record.lock.duration.ms", _INT, 30_000, "How long a record stays with whom it was given to.", 1
+    ),
+    _group(
+        "share.delivery.count.limit", _INT, 5, "Deliveries of a record after which the group gives it up.", 1
+    ),
+    _group(
+        "share.partition.max.record.locks", _INT, 2_000, "Records of one partition in delivery at a time.", 1
+    ),
+    _group(
+        "share.auto.offset.reset",
+        _STRING,
+        "latest",
+        "Where a group that is new to a topic begins: earliest, latest, or by_duration: and how far back "
+        "(by_duration:PT1H).",
+    ),
+    _group(
+        "share.isolation.level",
+        _STRING,
+        "read_uncommitted",
+        "Whether records of transactions are delivered only once committed.",
+        choices=("read_committed", "read_uncommitted"),
+    ),
+    _group("share.renew.acknowledge.enable", _BOOLEAN, True, "Whether a consumer may renew its locks."),
+)
+
+_POLICY = (
+    _group(
+        "penstock.share.delivery",
+        _STRING,
+        "at-least-once",
+        "Whether a record that was not acknowledged is delivered again. Under at-most-once each record is given "
+        "out once and never again, whatever happens to whoever received it.",
+        choices=("at-least-once", "at-most-once"),
+    ),
+    _group(
+        "penstock.share.backoff",
+        _STRING,
+        "none",
+        "Whether a released record waits before it is delivered again: not at all, always equally long, or twice "
+        "as long each time.",
+        choices=("none", "fixed", "exponential"),
+    ),
+    _group("penstock.share.backoff.ms", _LONG, 1_000, "How long it waits, the first time if exponential.", 0),
+    _group("penstock.share.backoff.max.ms", _LONG, 60_000, "How long it waits at most, before jitter.", 0),
+    _group(
+        "penstock.share.backoff.jitter.ms",
+        _LONG,
+        -1,
+        "A random time up to this is added to each wait; -1 is as much as penstock.share.backoff.ms.",
+        -1,
+    ),
+)
+
+_DEAD_LETTERS = (
+    _group(
+        "errors.deadletterqueue.topic.name",
+        _STRING,
+        f"{TOPIC_PLACE}.dlq",
+        f"Where records go that the group gives up or rejects; {TOPIC_PLACE} stands for the topic they are from. "
+        "Empty keeps none, which is Apache Kafka's default.",
+    ),
+    _group(
+        "errors.deadletterqueue.copy.record.enable",
+        _BOOLEAN,
+        True,
+        "Whether a dead letter has the record's key, value and headers, or only tells which record it was. "
+        "Apache Kafka's default is false.",
+    ),
+    _group(
+        "penstock.share.dlq.rate.max",
+        _DOUBLE,
+        -1.0,
+        "Dead letters per second above which the rest wait; -1 has no bound.",
+        -1,
+    ),
+    _group(
+        "penstock.share.dlq.share.max",
+        _DOUBLE,
+        1.0,
+        "Share of the delivered records that may become dead letters before the rest wait; 1 has no bound.",
+        0,
+        1,
+    ),
+)
+
+GROUP_SETTINGS: Final[dict[str, Setting]] = {
+    setting.name: setting for section in (_MEMBERS, _SHARING, _POLICY, _DEAD_LETTERS) for setting in section
+}
+
+
+def effective_group_values(
+    overrides: Mapping[str, str], node: tuple[Layer, ...] = NO_NODE
+) -> dict[str, Effective]:
+    """Every setting of a group. `node` is the node's layers, strongest first."""
+    return {
+        name: effective_setting(
+            setting, overrides, node, synonyms=GROUP_SYNONYMS.get(name, ()), own=ConfigSource.GROUP
+        )
+        for name, setting in GROUP_SETTINGS.items()
+    }
+
+
+def validate_group_settings(overrides: Mapping[str, str], node: tuple[Layer, ...] = NO_NODE) -> None:
+    """All of a group's own settings together. Raises INVALID_CONFIG."""
+    for name, text in overrides.items():
+        setting = GROUP_SETTINGS.get(name)
+        if setting is None:
+            raise ApiError(ErrorCode.invalid_config, f"Unknown group config name: {name}")
+        try:
+            value = setting.parse(text)
+        except InvalidSetting as error:
+            raise ApiError(ErrorCode.invalid_config, str(error)) from None
+        _refuse_beyond_bounds(name, value, node)
+    _refuse_contradictions(effective_group_values(overrides, node))
+
+
+def within_bounds(name: str, value: Value, node: tuple[Layer, ...]) -> Value:
+    bounds = GROUP_BOUNDS.get(name)
+    if bounds is None:
+        return value
+    assert isinstance(value, int), (name, value)
+    lowest, highest = _bound(bounds.lowest, node), _bound(bounds.highest, node)
+    value = value if lowest is None else max(value, lowest)
+    return value if highest is None else min(value, highest)
+
+
+def _refuse_beyond_bounds(name: str, value: Value, node: tuple[Layer, ...]) -> None:
+    held = within_bounds(name, value, node)
+    if held != value:
+        assert isinstance(value, int)
+        assert isinstance(held, int)
+        bounds = GROUP_BOUNDS[name]
+        how = (
+            f"greater than or equal to {bounds.lowest}"
+            if held > value
+            else f"less than or equal to {bounds.highest}"
+        )
+        raise ApiError(ErrorCode.invalid_config, f"{name} must be {how} ({held})")
+
+
+def _bound(name: str, node: tuple[Layer, ...]) -> int | None:
+    text = next((layer.values[name] for layer in node if name in layer.values), None)
+    return None if text is None else int(text)
+
+
+def _refuse_contradictions(values: Mapping[str, Effective]) -> None:
+    for protocol in ("consumer", "share"):
+        session, heartbeat = f"{protocol}.session.timeout.ms", f"{protocol}.heartbeat.interval.ms"
+        session_ms, heartbeat_ms = values[session].value, values[heartbeat].value
+        assert isinstance(session_ms, int)
+        assert isinstance(heartbeat_ms, int)
+        if session_ms <= heartbeat_ms:
+            raise ApiError(ErrorCode.invalid_config, f"{session} must be greater than {heartbeat}")
+    wait_ms, longest_ms = (
+        values[name].value for name in ("penstock.share.backoff.ms", "penstock.share.backoff.max.ms")
+    )
+    assert isinstance(wait_ms, int)
+    assert isinstance(longest_ms, int)
+    if wait_ms > longest_ms:
+        raise ApiError(
+            ErrorCode.invalid_config,
+            "penstock.share.backoff.ms must not be above penstock.share.backoff.max.ms",
+        )
