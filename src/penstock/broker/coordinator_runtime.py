@@ -18,27 +18,35 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from penstock.broker.commit_wait import CommitWait
+from penstock.broker.coordinator_replay import Log, replay_log, transactional
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import Record, decode_records, encode_batch, iter_batches
+from penstock.protocol.records import TRANSACTIONAL, EndMarker, Record, encode_batch, encode_end_marker
 
 logger = logging.getLogger("penstock.coordinator")
 
-#: Small, because replaying it holds up the loop for some milliseconds.
-_LOAD_CHUNK_BYTES: Final = 1 << 16
-#: Our own batches are not compressed; this bounds what a foreign one may become.
-_DECODED_BYTES_MAX: Final = 1 << 30
 #: A request that finds its shard loading waits this long before it is sent away to try again.
 _LOAD_PATIENCE_S: Final = 0.25
 #: A difference between wall clock and elapsed time that says that the clock was set, not that we were busy.
 _CLOCK_STEP_MS: Final = 1_000
 #: asyncio cannot sleep for arbitrarily long; waking up for nothing once an hour costs nothing.
 _TIMER_MAX_S: Final = 3_600.0
+#: What a producer or a transaction's coordinator has come too late for; the shard is as it was.
+_OVERTAKEN: Final = frozenset(
+    {
+        ErrorCode.invalid_producer_epoch,
+        ErrorCode.producer_fenced,
+        ErrorCode.invalid_txn_state,
+        ErrorCode.transaction_coordinator_fenced,
+    }
+)
 
 
 class Work(Protocol):
+    """It may have a `producer` too, with id and epoch: its records are then part of that producer's transaction."""
+
     @property
     def records(self) -> Sequence[tuple[bytes, bytes | None]]: ...
     @property
@@ -55,14 +63,6 @@ class Shard(Protocol):
     def clock_moved(self, by_ms: int) -> None: ...
 
 
-class Log(Protocol):
-    @property
-    def start_offset(self) -> int: ...
-    @property
-    def end(self) -> Any: ...
-    def read(self, offset: int, max_bytes: int, upto: Any) -> Any: ...
-
-
 class Partition(Protocol):
     @property
     def log(self) -> Log: ...
@@ -70,6 +70,14 @@ class Partition(Protocol):
     def leader_epoch(self) -> int: ...
     def append_internal(self, batch: bytearray, now_ms: int, *, leader_epoch: int) -> int: ...
     def when_committed(self, offset: int, call: Callable[[ApiError | None], None]) -> None: ...
+
+
+class _End(NamedTuple):
+    """The work of ending a transaction."""
+
+    marker: EndMarker
+    replies: tuple[tuple[Any, object], ...]
+    records: tuple[()] = ()
 
 
 ShardT = TypeVar("ShardT", bound=Shard)
@@ -132,6 +140,15 @@ class ActiveShard(Generic[ShardT]):
         self._release_later(((token, question(self.shard)),))
         return token
 
+    def write_marker(self, marker: EndMarker) -> Token:
+        """End a producer's transaction in this shard; its records count from here on, or never will.
+
+        Raises ApiError while nothing is committed.
+        """
+        token = self._new_token()
+        self._do(lambda: _End(marker, ((token, None),)), token)
+        return token
+
     def close(self, code: ErrorCode) -> None:
         """Nobody who waits here will be answered by this shard any more."""
         self.is_closed = True
@@ -168,7 +185,7 @@ class ActiveShard(Generic[ShardT]):
             return
         try:
             work = decide()
-            self._append(work)
+            refusal = self._append(work)
         except ApiError as error:
             logger.warning("discarding a shard that could not be written: %r", error)
             self._fail(_coordinator_error(error.code))
@@ -178,20 +195,52 @@ class ActiveShard(Generic[ShardT]):
                 token.set_exception(ApiError(ErrorCode.unknown_server_error))
             self._fail(ErrorCode.not_coordinator)
         else:
-            self._release_later(work.replies)
+            if refusal is None:
+                self._release_later(work.replies)
+            else:
+                _refuse(work.replies, refusal)
             if not self.is_closed:
                 self._set_timer()
 
-    def _append(self, work: Work) -> None:
+    def _append(self, work: Work) -> ApiError | None:
+        """Append and replay. Returns why a transaction may not go on, and then nothing has changed."""
+        try:
+            if isinstance(work, _End):
+                self._append_marker(work.marker)
+            elif getattr(work, "producer", None) is not None:
+                self._append_pending(work)
+            elif work.records:
+                self._append_batch(encode_batch(_records(work, self._now_ms())))
+                for key, value in work.records:
+                    self.shard.replay(key, value)
+        except ApiError as error:
+            if error.code not in _OVERTAKEN:
+                raise
+            return error
+        return None
+
+    def _append_pending(self, work: Any) -> None:
         if not work.records:
             return
-        now_ms = self._now_ms()
+        producer_id, epoch = work.producer
         batch = encode_batch(
-            [Record(place, now_ms, key, value) for place, (key, value) in enumerate(work.records)]
+            _records(work, self._now_ms()),
+            attributes=TRANSACTIONAL,
+            producer_id=producer_id,
+            producer_epoch=epoch,
         )
-        self._last_offset = self.partition.append_internal(batch, now_ms, leader_epoch=self.leader_epoch)
+        self._append_batch(batch)
         for key, value in work.records:
-            self.shard.replay(key, value)
+            transactional(self.shard).replay_pending(producer_id, key, value)
+
+    def _append_marker(self, marker: EndMarker) -> None:
+        self._append_batch(encode_end_marker(marker, self._now_ms()))
+        transactional(self.shard).transaction_ended(marker.producer_id, marker.committed)
+
+    def _append_batch(self, batch: bytearray) -> None:
+        self._last_offset = self.partition.append_internal(
+            batch, self._now_ms(), leader_epoch=self.leader_epoch
+        )
 
     def _release_later(self, replies: Iterable[tuple[Token, object]]) -> None:
         if replies:
@@ -273,6 +322,14 @@ class CoordinatorRuntime(Generic[ShardT]):
     async def read(self, index: int, question: Callable[[ShardT], Result]) -> Result:
         return await (await self._ready(index)).read(question)
 
+    async def write_marker(self, index: int, marker: EndMarker) -> None:
+        """Returns once the end of the transaction is committed. Raises ApiError when this node cannot say so."""
+        await (await self._ready(index)).write_marker(marker)
+
+    async def active(self, index: int) -> ActiveShard[ShardT]:
+        """The shard in its present life, which ends with the leader epoch: `is_closed` says so. Raises ApiError."""
+        return await self._ready(index)
+
     def load(self, index: int) -> asyncio.Task[None]:
         """Begin to load a shard, if nobody has. Timeouts run from when it is loaded."""
         self._unload_outdated(index)
@@ -328,7 +385,7 @@ class CoordinatorRuntime(Generic[ShardT]):
             # All that is in the log counts: what is not committed yet will be, or this node leads no more.
             shard, end, epoch = self._new_shard(), partition.log.end, partition.leader_epoch
             try:
-                await self._replay(shard, partition.log, end)
+                await replay_log(shard, partition.log, end, self._in_thread)
             except Exception:
                 logger.exception("cannot load shard %d", index)
                 return
@@ -349,24 +406,21 @@ class CoordinatorRuntime(Generic[ShardT]):
         if not active.is_closed:
             self._active[index] = active
 
-    async def _replay(self, shard: ShardT, log: Log, end: Any) -> None:
-        """In pieces, each read in a thread, so that a large shard does not hold up the others."""
-        offset = log.start_offset
-        while offset < end.offset:
-            piece = await self._in_thread(log.read, offset, _LOAD_CHUNK_BYTES, end)
-            assert piece.next_offset > offset, f"nothing to read at {offset} of {end.offset}"
-            for header, batch in iter_batches(piece.data):
-                if not header.is_control:
-                    for record in decode_records(batch, _DECODED_BYTES_MAX):
-                        assert record.key is not None
-                        shard.replay(record.key, record.value)
-            offset = piece.next_offset
-
     def _on_failure(self, index: int, failed: ActiveShard[ShardT]) -> None:
         if self._active.get(index) is failed:
             del self._active[index]
         if not self._is_closed and self._find_partition(index) is not None:
             self.load(index)
+
+
+def _records(work: Work, now_ms: int) -> list[Record]:
+    return [Record(place, now_ms, key, value) for place, (key, value) in enumerate(work.records)]
+
+
+def _refuse(replies: Iterable[tuple[Token, object]], error: ApiError) -> None:
+    for token, _ in replies:
+        if not token.done():
+            token.set_exception(error)
 
 
 def _coordinator_error(code: ErrorCode) -> ErrorCode:

@@ -6,7 +6,7 @@ from penstock.broker.setting_kinds import node_setting as _node
 from penstock.protocol.settings import SettingType
 
 _MIB: Final = 1 << 20
-_INT, _SHORT = SettingType.INT, SettingType.SHORT
+_INT, _SHORT, _BOOLEAN = SettingType.INT, SettingType.SHORT, SettingType.BOOLEAN
 
 TRANSACTIONS: Final = (
     _node(
@@ -37,6 +37,61 @@ TRANSACTIONS: Final = (
         5000,
         "How long transactional requests wait for the replicas of that topic before they are told to try again.",
         1,
+    ),
+    _node(
+        "transaction.max.timeout.ms",
+        _INT,
+        900_000,
+        "Longest time that a producer may ask for before its open transaction is aborted.",
+        1,
+    ),
+    _node(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        _INT,
+        10_000,
+        "How often transactions are looked for that are open for too long.",
+        1,
+    ),
+    _node(
+        "transactional.id.expiration.ms",
+        _INT,
+        604_800_000,
+        "How long a transactional id is remembered after its last transaction.",
+        1,
+    ),
+    _node(
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        _INT,
+        3_600_000,
+        "How often transactional ids are looked for that have not been used for that long.",
+        1,
+    ),
+    _node(
+        "transaction.partition.verification.enable",
+        _BOOLEAN,
+        True,
+        "Ask the coordinator whether a partition is in a transaction before its first batch is appended, so that "
+        "a late one does not begin a transaction that nobody ends.",
+    ),
+    _node(
+        "transaction.two.phase.commit.enable",
+        _BOOLEAN,
+        False,
+        "Let producers have transactions that only they end, because a system outside takes part in them.",
+    ),
+    _node(
+        "add.partitions.to.txn.retry.backoff.ms",
+        _INT,
+        20,
+        "Rest before the coordinator is asked again to add a partition while the transaction before ends.",
+        1,
+    ),
+    _node(
+        "add.partitions.to.txn.retry.backoff.max.ms",
+        _INT,
+        100,
+        "For how long the coordinator is asked again to do so, before the producer is told to try later.",
+        0,
     ),
 )
 

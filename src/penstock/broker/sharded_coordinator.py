@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from penstock.broker.coordinator_runtime import CoordinatorRuntime, ShardT, Token, Work
+from penstock.broker.coordinator_runtime import ActiveShard, CoordinatorRuntime, ShardT, Token, Work
 from penstock.broker.topic_creation import create_topics_in_cluster
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.cluster.delta import ImageDelta
@@ -119,6 +119,10 @@ class ShardedCoordinator(Generic[ShardT]):
 
     async def write_shard(self, index: int, operation: Callable[[ShardT, Token], Work]) -> Any:
         return await self._runtime.write(index, operation)
+
+    async def active_shard(self, index: int) -> ActiveShard[ShardT]:
+        """A shard in its present life. Raises ApiError."""
+        return await self._runtime.active(index)
 
     async def read(self, key: str, question: Callable[[ShardT], Result]) -> Result:
         return await self._runtime.read(self.shard_of(key), question)
