@@ -24,11 +24,14 @@ from penstock.cluster.names import is_internal
 from penstock.cluster.records import NO_LEADER
 from penstock.log.positions import LogPosition
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import encode_end_marker
 
 if TYPE_CHECKING:
     from penstock.broker.leading import FollowerWaiter, Leading
     from penstock.cluster.state import PartitionState
     from penstock.log.log import Appended, Log
+    from penstock.log.transactions import VerificationGuard
+    from penstock.protocol.records import EndMarker
 
 logger = logging.getLogger("penstock.replication")
 
@@ -323,9 +326,9 @@ class Partition:
         looks_inside = (self.is_compacted or self.codec is not None) and not self.is_internal
         self.takes_turns = looks_inside or self.last_turn is not None
 
-    def append(self, batch: memoryview, now_ms: int) -> Appended:
-        """Append what a client sent. Raises ApiError."""
-        appended = self.log.append(batch, leader_epoch=self.leader_epoch, now_ms=now_ms)
+    def append(self, batch: memoryview, now_ms: int, guard: VerificationGuard | None = None) -> Appended:
+        """Append what a client sent; with the guard of its verification, where it needed one. Raises ApiError."""
+        appended = self.log.append(batch, leader_epoch=self.leader_epoch, now_ms=now_ms, guard=guard)
         if not appended.duplicate:
             self._appended(appended, len(batch))
         return appended
@@ -342,6 +345,26 @@ class Partition:
         )
         self._appended(appended, len(batch))
         return appended.last_offset
+
+    def append_marker(
+        self,
+        marker: EndMarker,
+        now_ms: int,
+        *,
+        leader_epoch: int | None = None,
+        transaction_version: int = 0,
+    ) -> int:
+        """End a producer's transaction here. Returns the offset whose commit makes it final. Raises ApiError.
+
+        `leader_epoch` is the one in which it was decided on, None for now. `transaction_version` is of the protocol
+        by which the transaction ran: from 2 on, a marker that comes late or twice is told from the next one.
+        """
+        self.check_leader()
+        if not self.log.producers.check_marker(marker, transaction_version):
+            return self.log.end.offset - 1
+        batch = encode_end_marker(marker, now_ms)
+        decided_in = self.leader_epoch if leader_epoch is None else leader_epoch
+        return self.append_internal(batch, now_ms, leader_epoch=decided_in)
 
     def _appended(self, appended: Appended, size: int) -> None:
         traffic = self.traffic

@@ -22,10 +22,11 @@ from penstock.log.reader import Reader, damaged
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
 from penstock.log.tail import SharedFile, Tail
+from penstock.log.transactions import VerificationGuard
 from penstock.log.validation import checked_header, checked_replica
 from penstock.log.walk import NEAR_BYTES, walk
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL, BatchHeader, restamp
+from penstock.protocol.records import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL, parse_end_marker, restamp
 
 __all__ = ("Appended", "Log", "LogPosition", "SegmentsChanged", "Slice", "TimestampMatch")
 
@@ -135,9 +136,18 @@ class Log:
     # Appending
 
     def append(
-        self, batch: memoryview, *, leader_epoch: int, now_ms: int, internal: bool = False
+        self,
+        batch: memoryview,
+        *,
+        leader_epoch: int,
+        now_ms: int,
+        internal: bool = False,
+        guard: VerificationGuard | None = None,
     ) -> Appended:
-        """Check, stamp and write one batch. Raises ApiError, and then nothing has changed."""
+        """Check, stamp and write one batch. Raises ApiError, and then nothing has changed.
+
+        `guard` is of the verification that a transactional batch has gone through, if it had to.
+        """
         config = self.config
         header = checked_header(batch, config, now_ms, internal)
         _, length, _, _, _, attributes, delta, _, max_timestamp, producer_id, epoch, sequence, _ = header
@@ -151,6 +161,8 @@ class Log:
                 if repeated is not None:
                     appended_ms = repeated.timestamp if config.timestamp_type == "LogAppendTime" else -1
                     return Appended(repeated.base_offset, repeated.last_offset, appended_ms, True, self.end)
+                if guard is not None:
+                    self.producers.check_guard(producer_id, epoch, guard)
         append_time_ms = -1
         if config.timestamp_type == "LogAppendTime":
             append_time_ms = max_timestamp = now_ms
@@ -223,7 +235,9 @@ class Log:
     ) -> None:
         _, _, _, _, _, attributes, delta, _, _, producer_id, epoch, sequence, _ = header
         if attributes & CONTROL:
-            self.producers.learn_control(BatchHeader._make(header), batch, now_ms)
+            marker = parse_end_marker(batch)
+            if marker is not None:
+                self.producers.learn_marker(marker, base_offset, now_ms)
         else:
             transactional = bool(attributes & TRANSACTIONAL)
             trace = trace_of(sequence, base_offset, delta, max_timestamp)

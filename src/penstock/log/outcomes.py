@@ -3,20 +3,13 @@
 A data batch comes before the marker that decides it. Logs without transactions are never read ahead of.
 """
 
-import struct
 from collections import deque
 from collections.abc import Callable, Generator
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from penstock.protocol.compression import BytesLike
-from penstock.protocol.records import BatchHeader, decode_records
-
-_MARKER_KEY: Final = struct.Struct(">hh")  # version, type
-_ABORT: Final = 0
-_COMMIT: Final = 1
-#: A marker holds a few dozen bytes; one that holds more is no marker.
-_MARKER_BYTES_MAX: Final = 4096
+from penstock.protocol.records import BatchHeader, parse_end_marker
 
 #: The control batches from an offset on, in order.
 ReadFrom = Callable[[int], Generator[tuple[BatchHeader, bytes], None, None]]
@@ -83,10 +76,7 @@ class TransactionOutcomes:
 
 def marker_outcome(header: BatchHeader, batch: BytesLike) -> Outcome | None:
     """What this batch says about its producer's transaction; None unless it is a marker."""
-    if not header.is_control or header.record_count == 0:
+    marker = parse_end_marker(batch) if header.is_control else None
+    if marker is None:
         return None
-    key = decode_records(batch, _MARKER_BYTES_MAX)[0].key
-    if key is None or len(key) < _MARKER_KEY.size:
-        return None
-    _, kind = _MARKER_KEY.unpack_from(key)
-    return {_ABORT: Outcome.ABORTED, _COMMIT: Outcome.COMMITTED}.get(kind)
+    return Outcome.COMMITTED if marker.committed else Outcome.ABORTED

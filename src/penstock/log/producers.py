@@ -1,23 +1,20 @@
 """What a partition remembers of its idempotent and transactional producers, so that retries never double."""
 
-import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from penstock.log.config import INT32_MAX
+from penstock.log.transactions import Ended, Transactions, VerificationGuard
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import BatchHeader, decode_records
+from penstock.protocol.records import EndMarker
 
 #: Producers may have this many requests in flight, so this many of their batches can be repeated.
 WINDOW_BATCHES: Final = 5
 #: Producers whose refused batches are remembered; the oldest makes room.
 REFUSALS_MAX: Final = 1000
 
-_MARKER_KEY: Final = struct.Struct(">hh")  # version, type
-_MARKER_VALUE: Final = struct.Struct(">hi")  # version, coordinator epoch
-_MARKER_BYTES_MAX: Final = 1 << 16
-#: Abort and commit; other control records say nothing about a producer.
-_END_TRANSACTION_TYPES: Final = (0, 1)
+#: From this version of transactions on, each one has an epoch of its own and its marker the next (KIP-890).
+EPOCH_PER_TRANSACTION: Final = 2
 
 
 class BatchTrace(NamedTuple):
@@ -99,10 +96,11 @@ def trace_of(sequence: int, base_offset: int, last_delta: int, timestamp: int) -
 class Producers:
     """All producers of one partition. `check` decides, the others learn from what the log holds."""
 
-    __slots__ = ("_refusals", "expiry_ms", "states")
+    __slots__ = ("_refusals", "expiry_ms", "states", "transactions")
 
     def __init__(self, expiry_ms: int) -> None:
         self.states: dict[int, ProducerState] = {}
+        self.transactions = Transactions()
         self.expiry_ms = expiry_ms
         self._refusals: dict[int, Refusal] = {}
 
@@ -172,6 +170,48 @@ class Producers:
         if state is not None and epoch < state.epoch:
             raise _stale_epoch(producer_id, epoch, state)
 
+    def check_marker(self, marker: EndMarker, transaction_version: int) -> bool:
+        """Whether this marker has to be written; False for one that is in the log already. Raises ApiError.
+
+        Where each transaction has its own epoch, a marker that is late never ends the next transaction.
+        """
+        state = self.states.get(marker.producer_id)
+        if state is None:
+            return True
+        if marker.producer_epoch < state.epoch:
+            raise _stale_epoch(marker.producer_id, marker.producer_epoch, state)
+        if marker.coordinator_epoch < state.coordinator_epoch:
+            raise ApiError(
+                ErrorCode.transaction_coordinator_fenced,
+                f"coordinator epoch {marker.coordinator_epoch} is older than {state.coordinator_epoch}",
+            )
+        if transaction_version >= EPOCH_PER_TRANSACTION and marker.producer_epoch == state.epoch:
+            if state.txn_first_offset >= 0:
+                raise _stale_epoch(marker.producer_id, marker.producer_epoch - 1, state)
+            return False
+        return True
+
+    # -- verification (KIP-890) ----------------------------------------------------------------------
+
+    def needs_verification(self, producer_id: int, epoch: int) -> bool:
+        """Whether the coordinator must be asked before this producer's transactional batch is appended."""
+        state = self.states.get(producer_id)
+        return state is None or state.txn_first_offset < 0 or state.epoch != epoch
+
+    def begin_verification(self, producer_id: int, epoch: int) -> VerificationGuard:
+        """Hold on to the guard until the append: it is void when a marker has come in between. Raises ApiError."""
+        self.check_epoch(producer_id, epoch)
+        return self.transactions.begin_verification(producer_id)
+
+    def check_guard(self, producer_id: int, epoch: int, guard: VerificationGuard) -> None:
+        """Raises ApiError when the transaction that was verified may have ended meanwhile."""
+        if self.needs_verification(producer_id, epoch) and not self.transactions.is_valid(guard):
+            raise ApiError(
+                ErrorCode.invalid_txn_state, f"the transaction of producer {producer_id} ended meanwhile"
+            )
+
+    # -- learning from the log -----------------------------------------------------------------------
+
     def learn(
         self, producer_id: int, epoch: int, trace: BatchTrace, transactional: bool, seen_ms: int
     ) -> None:
@@ -186,28 +226,23 @@ class Producers:
         state.last_timestamp = seen_ms
         if transactional and state.txn_first_offset < 0:
             state.txn_first_offset = trace.base_offset
+            self.transactions.begin(producer_id, trace.base_offset)
 
-    def learn_control(self, header: BatchHeader, batch: bytes | bytearray | memoryview, seen_ms: int) -> None:
-        """A commit or abort marker is in the log: the producer's transaction is over."""
-        if header.record_count == 0:
-            return
-        marker = decode_records(batch, _MARKER_BYTES_MAX)[0]
-        if len(marker.key or b"") < _MARKER_KEY.size or len(marker.value or b"") < _MARKER_VALUE.size:
-            return
-        if _MARKER_KEY.unpack_from(marker.key or b"")[1] not in _END_TRANSACTION_TYPES:
-            return
-        state = self.states.setdefault(header.producer_id, ProducerState(header.producer_epoch))
-        state.enter_epoch(header.producer_epoch)
-        state.coordinator_epoch = _MARKER_VALUE.unpack_from(marker.value or b"")[1]
+    def learn_marker(self, marker: EndMarker, offset: int, seen_ms: int) -> Ended | None:
+        """A commit or abort marker is in the log. Returns the transaction that it ended, if there was one."""
+        state = self.states.get(marker.producer_id)
+        if state is None:
+            state = self.states[marker.producer_id] = ProducerState(marker.producer_epoch)
+        state.enter_epoch(marker.producer_epoch)
+        state.coordinator_epoch = marker.coordinator_epoch
         state.txn_first_offset = -1
         state.last_timestamp = seen_ms
+        return self.transactions.end(marker.producer_id, offset, committed=marker.committed)
 
     @property
     def first_open_offset(self) -> int | None:
         """The oldest offset that belongs to a transaction still open."""
-        return min(
-            (s.txn_first_offset for s in self.states.values() if s.txn_first_offset >= 0), default=None
-        )
+        return self.transactions.first_open_offset
 
     def expire(self, now_ms: int) -> int:
         """Forget producers that have been idle for too long; not those in a transaction. Returns how many."""
@@ -218,11 +253,17 @@ class Producers:
 
     def clear(self) -> None:
         self.states.clear()
+        self.transactions = Transactions()
 
     def restore(self, states: Iterable[tuple[int, ProducerState]], now_ms: int) -> None:
         self.states = {
             producer_id: state for producer_id, state in states if not self._is_idle(state, now_ms)
         }
+        self.transactions.restore(
+            (state.txn_first_offset, producer_id)
+            for producer_id, state in self.states.items()
+            if state.txn_first_offset >= 0
+        )
 
     def _is_idle(self, state: ProducerState, now_ms: int) -> bool:
         return state.txn_first_offset < 0 and now_ms - state.last_timestamp >= self.expiry_ms

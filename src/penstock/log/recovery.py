@@ -19,7 +19,7 @@ from penstock.log.producers import Producers, trace_of
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
 from penstock.log.walk import checksum_holds, read_batch, walk
-from penstock.protocol.records import BatchHeader
+from penstock.protocol.records import BatchHeader, parse_end_marker
 
 _logger = logging.getLogger("penstock.log")
 
@@ -115,16 +115,13 @@ def restore_producers(
     now_ms: int,
 ) -> None:
     """The newest usable snapshot, and what the log says after it."""
-    newest = snapshots.load_newest(directory, end_offset)
-    producers.clear()
-    position = start_offset
-    if newest is not None:
-        position, states = newest
-        producers.restore(states.items(), now_ms)
+    position, states = snapshots.load_newest(directory, end_offset) or (start_offset, {})
+    producers.restore(states.items(), now_ms)
     if position < end_offset:
         for segment in segments.items[segments.slot_of(position) :]:
             _replay(producers, segment, files, position)
         producers.expire(now_ms)
+    producers.transactions.truncate(end_offset)
 
 
 def prune_snapshots(directory: Path, segments: SegmentList, end_offset: int) -> None:
@@ -317,7 +314,9 @@ def _replay(producers: Producers, segment: Segment, files: FilePool, from_offset
             # Record timestamps may lie far in the past; the file at least says when it was written.
             seen_ms = max(header.max_timestamp, touched_ms)
             if header.is_control:
-                producers.learn_control(header, read_batch(file.fd, position, header), seen_ms)
+                marker = parse_end_marker(read_batch(file.fd, position, header))
+                if marker is not None:
+                    producers.learn_marker(marker, header.base_offset, seen_ms)
             else:
                 trace = trace_of(
                     header.base_sequence, header.base_offset, header.last_offset_delta, header.max_timestamp

@@ -217,24 +217,25 @@ def encode_end_marker(marker: EndMarker, timestamp_ms: int) -> bytearray:
 
 
 def parse_end_marker(batch: BytesLike) -> EndMarker | None:
-    """The end of a transaction that this batch marks; None for data and for other control batches.
+    """The end of a transaction that this batch marks; None for everything else.
 
-    Raises CORRUPT_MESSAGE. Newer versions of key and value only add fields at their end.
+    Newer versions of key and value only add fields at their end.
     """
     header = read_header(batch)
     is_candidate = header.is_control and header.is_transactional and header.record_count == 1
     # Other control batches may hold much; an end marker is small and never compressed.
     if not is_candidate or header.size > _END_MARKER_BYTES_MAX or header.attributes & CODEC_MASK:
         return None
-    record = decode_records(batch, _END_MARKER_BYTES_MAX)[0]
-    if record.key is None or len(record.key) < _CONTROL_KEY.size:
-        raise ApiError(ErrorCode.corrupt_message, "control record without a whole key")
-    kind = _CONTROL_KEY.unpack_from(record.key)[1]
+    try:
+        record = decode_records(batch, _END_MARKER_BYTES_MAX)[0]
+    except ApiError:
+        return None
+    if len(record.key or b"") < _CONTROL_KEY.size or len(record.value or b"") < _END_MARKER.size:
+        return None
+    kind = _CONTROL_KEY.unpack_from(record.key or b"")[1]
     if kind not in (_ABORT_TYPE, _COMMIT_TYPE):
         return None
-    if record.value is None or len(record.value) < _END_MARKER.size:
-        raise ApiError(ErrorCode.corrupt_message, "end marker without a whole value")
-    coordinator_epoch = _END_MARKER.unpack_from(record.value)[1]
+    coordinator_epoch = _END_MARKER.unpack_from(record.value or b"")[1]
     return EndMarker(header.producer_id, header.producer_epoch, coordinator_epoch, kind == _COMMIT_TYPE)
 
 

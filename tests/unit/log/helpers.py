@@ -6,7 +6,15 @@ from pathlib import Path
 from penstock.log.config import LogConfig
 from penstock.log.files import FilePool
 from penstock.log.log import Appended, Log
-from penstock.protocol.records import BatchHeader, Record, decode_records, encode_batch, iter_batches
+from penstock.protocol.records import (
+    BatchHeader,
+    EndMarker,
+    Record,
+    decode_records,
+    encode_batch,
+    encode_end_marker,
+    iter_batches,
+)
 
 NOW_MS = 1_700_000_000_000
 
@@ -33,12 +41,7 @@ def batch_of(
 
 def marker_of(producer_id: int, epoch: int, *, commit: bool, coordinator_epoch: int = 3) -> memoryview:
     """The control batch that ends a transaction."""
-    key = b"\0\0" + int(commit).to_bytes(2, "big")
-    value = b"\0\0" + coordinator_epoch.to_bytes(4, "big")
-    batch = encode_batch(
-        [Record(0, NOW_MS, key, value)], attributes=0x30, producer_id=producer_id, producer_epoch=epoch
-    )
-    return memoryview(batch)
+    return memoryview(encode_end_marker(EndMarker(producer_id, epoch, coordinator_epoch, commit), NOW_MS))
 
 
 def open_log(directory: Path, config: LogConfig | None = None, **options: object) -> Log:
