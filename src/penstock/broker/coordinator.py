@@ -7,21 +7,30 @@ import logging
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+from penstock.broker.group_topics import GroupTopics
 from penstock.broker.internal_topics import OFFSETS
 from penstock.broker.sharded_coordinator import ShardedCoordinator
 from penstock.cluster.delta import ImageDelta
 from penstock.groups.settings import GroupSettings
-from penstock.protocol.errors import ErrorCode
+from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
     from penstock.broker.settings import Settings
     from penstock.groups.shard import GroupShard
+    from penstock.protocol.records import EndMarker
 
 logger = logging.getLogger("penstock.groups")
 
 OFFSETS_TOPIC: Final = OFFSETS.name
 _MINUTE_MS: Final = 60_000
+_NO_COORDINATOR: Final = frozenset(
+    {
+        ErrorCode.not_coordinator,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.coordinator_load_in_progress,
+    }
+)
 
 
 class GroupCoordinator(ShardedCoordinator["GroupShard"]):
@@ -32,13 +41,27 @@ class GroupCoordinator(ShardedCoordinator["GroupShard"]):
     def __init__(self, node: Node) -> None:
         super().__init__(node, OFFSETS)
         self._settings = group_settings(node.settings)
+        self.topics = GroupTopics(node)
 
     def image_changed(self, delta: ImageDelta) -> None:
         """Deleted topics take their offsets with them."""
+        self.topics.image_changed(delta)
         deleted = tuple(topic.name for topic in delta.topics_deleted if topic.name != OFFSETS_TOPIC)
         if deleted and self.shards():
             self._node.spawn(self._forget_topics(deleted))
         super().image_changed(delta)
+
+    async def write_marker(self, index: int, marker: EndMarker) -> None:
+        """End a transaction in one of the shards. Returns once that is committed.
+
+        Raises ApiError; who asks is a broker and knows partitions, not coordinators.
+        """
+        try:
+            await self._runtime.write_marker(index, marker)
+        except ApiError as error:
+            if error.code in _NO_COORDINATOR:
+                raise ApiError(ErrorCode.not_leader_or_follower) from error
+            raise
 
     @staticmethod
     def new_member_id(prefix: str) -> str:
