@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from penstock.broker.group_topics import GroupTopics
@@ -15,9 +16,11 @@ from penstock.groups.settings import GroupSettings
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
+    from penstock.broker.coordinator_runtime import Token, Work
     from penstock.broker.node import Node
     from penstock.broker.settings import Settings
     from penstock.groups.shard import GroupShard
+    from penstock.log.transactions import VerificationGuard
     from penstock.protocol.records import EndMarker
 
 logger = logging.getLogger("penstock.groups")
@@ -51,13 +54,19 @@ class GroupCoordinator(ShardedCoordinator["GroupShard"]):
             self._node.spawn(self._forget_topics(deleted))
         super().image_changed(delta)
 
-    async def write_marker(self, index: int, marker: EndMarker) -> None:
+    async def write_verified(
+        self, group_id: str, operation: Callable[[GroupShard, Token], Work], guard: VerificationGuard | None
+    ) -> Any:
+        """As `write`, for a producer's transaction: refused if that may have ended since it was verified."""
+        return await self._runtime.write(self.shard_of(group_id), operation, guard)
+
+    async def write_marker(self, index: int, marker: EndMarker, transaction_version: int = 0) -> None:
         """End a transaction in one of the shards. Returns once that is committed.
 
         Raises ApiError; who asks is a broker and knows partitions, not coordinators.
         """
         try:
-            await self._runtime.write_marker(index, marker)
+            await self._runtime.write_marker(index, marker, transaction_version)
         except ApiError as error:
             if error.code in _NO_COORDINATOR:
                 raise ApiError(ErrorCode.not_leader_or_follower) from error

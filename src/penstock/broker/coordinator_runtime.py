@@ -18,12 +18,15 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from penstock.broker.commit_wait import CommitWait
 from penstock.broker.coordinator_replay import Log, replay_log, transactional
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import TRANSACTIONAL, EndMarker, Record, encode_batch, encode_end_marker
+from penstock.protocol.records import TRANSACTIONAL, EndMarker, Record, encode_batch
+
+if TYPE_CHECKING:
+    from penstock.log.transactions import VerificationGuard
 
 logger = logging.getLogger("penstock.coordinator")
 
@@ -69,6 +72,9 @@ class Partition(Protocol):
     @property
     def leader_epoch(self) -> int: ...
     def append_internal(self, batch: bytearray, now_ms: int, *, leader_epoch: int) -> int: ...
+    def append_marker(
+        self, marker: EndMarker, now_ms: int, *, leader_epoch: int | None = None, transaction_version: int = 0
+    ) -> int: ...
     def when_committed(self, offset: int, call: Callable[[ApiError | None], None]) -> None: ...
 
 
@@ -76,6 +82,7 @@ class _End(NamedTuple):
     """The work of ending a transaction."""
 
     marker: EndMarker
+    transaction_version: int
     replies: tuple[tuple[Any, object], ...]
     records: tuple[()] = ()
 
@@ -121,14 +128,17 @@ class ActiveShard(Generic[ShardT]):
     def __repr__(self) -> str:
         return f"<ActiveShard {self.shard!r} at {self._last_offset}, {len(self._tokens)} waiting>"
 
-    def submit(self, operation: Callable[[ShardT, Token], Work]) -> Token:
+    def submit(
+        self, operation: Callable[[ShardT, Token], Work], guard: VerificationGuard | None = None
+    ) -> Token:
         """The token is answered by this operation or, if it has to wait, by a later one.
 
+        `guard` is of the verification that the producer of the work has gone through, if it had to.
         Raises ApiError while nothing is committed.
         """
         token = self._new_token()
         self._follow_clock()
-        self._do(partial(operation, self.shard, token), token)
+        self._do(partial(operation, self.shard, token), token, guard)
         return token
 
     def read(self, question: Callable[[ShardT], Result]) -> asyncio.Future[Result]:
@@ -140,13 +150,13 @@ class ActiveShard(Generic[ShardT]):
         self._release_later(((token, question(self.shard)),))
         return token
 
-    def write_marker(self, marker: EndMarker) -> Token:
+    def write_marker(self, marker: EndMarker, transaction_version: int = 0) -> Token:
         """End a producer's transaction in this shard; its records count from here on, or never will.
 
         Raises ApiError while nothing is committed.
         """
         token = self._new_token()
-        self._do(lambda: _End(marker, ((token, None),)), token)
+        self._do(lambda: _End(marker, transaction_version, ((token, None),)), token)
         return token
 
     def close(self, code: ErrorCode) -> None:
@@ -180,12 +190,17 @@ class ActiveShard(Generic[ShardT]):
         self.shard.clock_moved(int(after_s * 1000))
         self._set_timer()
 
-    def _do(self, decide: Callable[[], Work], token: Token | None = None) -> None:
+    def _do(
+        self,
+        decide: Callable[[], Work],
+        token: Token | None = None,
+        guard: VerificationGuard | None = None,
+    ) -> None:
         if self.is_closed:
             return
         try:
             work = decide()
-            refusal = self._append(work)
+            refusal = self._append(work, guard)
         except ApiError as error:
             logger.warning("discarding a shard that could not be written: %r", error)
             self._fail(_coordinator_error(error.code))
@@ -202,13 +217,13 @@ class ActiveShard(Generic[ShardT]):
             if not self.is_closed:
                 self._set_timer()
 
-    def _append(self, work: Work) -> ApiError | None:
+    def _append(self, work: Work, guard: VerificationGuard | None) -> ApiError | None:
         """Append and replay. Returns why a transaction may not go on, and then nothing has changed."""
         try:
             if isinstance(work, _End):
-                self._append_marker(work.marker)
+                self._append_marker(work)
             elif getattr(work, "producer", None) is not None:
-                self._append_pending(work)
+                self._append_pending(work, guard)
             elif work.records:
                 self._append_batch(encode_batch(_records(work, self._now_ms())))
                 for key, value in work.records:
@@ -219,10 +234,12 @@ class ActiveShard(Generic[ShardT]):
             return error
         return None
 
-    def _append_pending(self, work: Any) -> None:
+    def _append_pending(self, work: Any, guard: VerificationGuard | None) -> None:
         if not work.records:
             return
         producer_id, epoch = work.producer
+        if guard is not None:
+            self.partition.log.producers.check_guard(producer_id, epoch, guard)
         batch = encode_batch(
             _records(work, self._now_ms()),
             attributes=TRANSACTIONAL,
@@ -233,9 +250,14 @@ class ActiveShard(Generic[ShardT]):
         for key, value in work.records:
             transactional(self.shard).replay_pending(producer_id, key, value)
 
-    def _append_marker(self, marker: EndMarker) -> None:
-        self._append_batch(encode_end_marker(marker, self._now_ms()))
-        transactional(self.shard).transaction_ended(marker.producer_id, marker.committed)
+    def _append_marker(self, end: _End) -> None:
+        self._last_offset = self.partition.append_marker(
+            end.marker,
+            self._now_ms(),
+            leader_epoch=self.leader_epoch,
+            transaction_version=end.transaction_version,
+        )
+        transactional(self.shard).transaction_ended(end.marker.producer_id, end.marker.committed)
 
     def _append_batch(self, batch: bytearray) -> None:
         self._last_offset = self.partition.append_internal(
@@ -315,16 +337,21 @@ class CoordinatorRuntime(Generic[ShardT]):
         self._loads: dict[int, asyncio.Task[None]] = {}
         self._is_closed = False
 
-    async def write(self, index: int, operation: Callable[[ShardT, Token], Work]) -> Any:
+    async def write(
+        self,
+        index: int,
+        operation: Callable[[ShardT, Token], Work],
+        guard: VerificationGuard | None = None,
+    ) -> Any:
         """The reply, once it is committed. Raises ApiError when this node cannot give it."""
-        return await (await self._ready(index)).submit(operation)
+        return await (await self._ready(index)).submit(operation, guard)
 
     async def read(self, index: int, question: Callable[[ShardT], Result]) -> Result:
         return await (await self._ready(index)).read(question)
 
-    async def write_marker(self, index: int, marker: EndMarker) -> None:
+    async def write_marker(self, index: int, marker: EndMarker, transaction_version: int = 0) -> None:
         """Returns once the end of the transaction is committed. Raises ApiError when this node cannot say so."""
-        await (await self._ready(index)).write_marker(marker)
+        await (await self._ready(index)).write_marker(marker, transaction_version)
 
     async def active(self, index: int) -> ActiveShard[ShardT]:
         """The shard in its present life, which ends with the leader epoch: `is_closed` says so. Raises ApiError."""

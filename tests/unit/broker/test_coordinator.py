@@ -16,7 +16,7 @@ from penstock.broker.coordinator_runtime import CoordinatorRuntime, Token
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.records import EndMarker, Record, encode_batch, encode_end_marker
 
 
 class Work(NamedTuple):
@@ -87,6 +87,14 @@ class Partition:
             raise ApiError(ErrorCode.not_leader_or_follower)
         appended = self.log.append(memoryview(batch), leader_epoch=leader_epoch, now_ms=now_ms, internal=True)
         return appended.last_offset
+
+    def append_marker(
+        self, marker: EndMarker, now_ms: int, *, leader_epoch: int | None = None, transaction_version: int = 0
+    ) -> int:
+        if not self.log.producers.check_marker(marker, transaction_version):
+            return self.log.end_offset - 1
+        assert leader_epoch is not None
+        return self.append_internal(encode_end_marker(marker, now_ms), now_ms, leader_epoch=leader_epoch)
 
     def when_committed(self, offset: int, call: Callable[[ApiError | None], None]) -> None:
         if offset < self.committed_up_to:

@@ -13,6 +13,7 @@ from tests.unit.log.helpers import open_log
 from penstock.broker.coordinator_runtime import Token
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
+from penstock.log.transactions import VerificationGuard
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.records import EndMarker, decode_records, iter_batches
 
@@ -57,15 +58,20 @@ class TransactionBench(Bench):
         assert isinstance(self.shard, TransactionalLedger)
         return self.shard.pending
 
-    async def put_pending(self, producer: Producer, **entries: str) -> Any:
+    async def put_pending(
+        self, producer: Producer, guard: VerificationGuard | None = None, **entries: str
+    ) -> Any:
         return await self.runtime.write(
             0,
             lambda shard, token: shard.put_pending(token, producer, entries),  # type: ignore[attr-defined]
+            guard,
         )
 
-    async def end(self, producer: Producer, *, committed: bool, coordinator_epoch: int = 0) -> None:
+    async def end(
+        self, producer: Producer, *, committed: bool, coordinator_epoch: int = 0, transaction_version: int = 0
+    ) -> None:
         marker = EndMarker(producer.id, producer.epoch, coordinator_epoch, committed)
-        await self.runtime.write_marker(0, marker)
+        await self.runtime.write_marker(0, marker, transaction_version)
 
 
 @pytest.fixture
@@ -155,6 +161,43 @@ async def test_a_fenced_producer_is_refused_and_the_shard_lives_on(bench: Transa
     with pytest.raises(ApiError) as caught:
         await bench.end(ANNA, committed=True)
     assert caught.value.code is ErrorCode.invalid_producer_epoch
+
+
+async def test_a_coordinator_of_an_older_epoch_ends_nothing(bench: TransactionBench) -> None:
+    await through(bench, bench.put_pending(ANNA, a="1"))
+    await through(bench, bench.end(ANNA, committed=False, coordinator_epoch=5))
+    await through(bench, bench.put_pending(ANNA, a="2"))
+    with pytest.raises(ApiError) as caught:
+        await bench.end(ANNA, committed=True, coordinator_epoch=4)
+    assert caught.value.code is ErrorCode.transaction_coordinator_fenced
+    assert bench.pending == {7: {b"a": b"2"}}
+
+
+async def test_a_repeated_marker_of_the_newer_protocol_is_not_written_again(
+    bench: TransactionBench, log: Log
+) -> None:
+    await through(bench, bench.put_pending(ANNA, a="1"))
+    bumped = ANNA._replace(epoch=3)
+    await through(bench, bench.end(bumped, committed=True, transaction_version=2))
+    end_offset = log.end_offset
+    await bench.end(bumped, committed=True, transaction_version=2)
+    assert log.end_offset == end_offset
+    assert await bench.entries() == {b"a": b"1"}
+
+
+async def test_what_was_verified_before_a_marker_came_is_not_appended(
+    bench: TransactionBench, log: Log
+) -> None:
+    """Otherwise it would begin a transaction that nobody ends."""
+    guard = log.producers.begin_verification(*ANNA)
+    await through(bench, bench.end(ANNA, committed=False))
+    late = bench.begin(bench.put_pending(ANNA, guard, a="1"))
+    await settle()
+    assert code_of(late) is ErrorCode.invalid_txn_state
+    assert bench.pending == {}
+    assert len(bench.shards) == 1
+    guard = log.producers.begin_verification(*ANNA)
+    assert await through(bench, bench.put_pending(ANNA, guard, a="1")) == "pending"
 
 
 async def test_work_of_a_producer_without_records_only_answers(bench: TransactionBench, log: Log) -> None:
