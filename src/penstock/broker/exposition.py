@@ -262,7 +262,7 @@ def _group_row(node: Node, group_id: str) -> Callable[[GroupShard], _GroupRow | 
             for offset in shard.fetch(group_id, None)
             if offset.committed is not None
         ]
-        return _GroupRow(group_id, group.state.value, len(group.members), positions)
+        return _GroupRow(group_id, group.state_name, group.member_count, positions)
 
     return read
 

@@ -103,10 +103,6 @@ class ClassicGroup:
                 return ErrorCode.fenced_instance_id
         return ErrorCode.none if member_id in self.members else ErrorCode.unknown_member_id
 
-    def is_subscribed_to(self, topic: str) -> bool:
-        """Members whose subscription cannot be read may consume any topic."""
-        return self.is_consumer_group if self.subscribed is None else topic in self.subscribed
-
     # Protocols
 
     def supports(self, protocol_type: str, protocols: Protocols) -> bool:

@@ -92,12 +92,14 @@ class LeaveRequest:
     members: tuple[LeavingMember, ...]
 
 
+#: One error per member of the request, in its order.
+LeaveResults = tuple[tuple[LeavingMember, ErrorCode], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveReply:
-    """One error per member of the request, in its order."""
-
     error: ErrorCode = ErrorCode.none
-    members: tuple[tuple[LeavingMember, ErrorCode], ...] = ()
+    members: LeaveResults = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,18 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 
-from penstock.groups.classic import ClassicGroup
+from penstock.groups.group import Group
 from penstock.groups.messages import (
-    NO_MEMBER_ID,
     CommitRequest,
     FetchedOffset,
     OffsetToCommit,
     PartitionError,
     PartitionsReply,
 )
-from penstock.groups.rebalance import expect_heartbeat
 from penstock.groups.records import CommittedOffset, OffsetRecord, can_store
-from penstock.groups.states import State
 from penstock.groups.work import Step
 from penstock.protocol.errors import ErrorCode
 
@@ -62,31 +59,19 @@ class OffsetStore:
             self._groups.pop(group_id, None)
 
 
-def check_commit(group: ClassicGroup | None, request: CommitRequest) -> ErrorCode:
+def check_commit(group: Group | None, request: CommitRequest) -> ErrorCode:
     if group is None:
         # Who uses no membership (generation -1) may commit to a group that nobody has made.
         return ErrorCode.none if request.generation < 0 else request.error_if_no_group
-    if request.generation < 0 and group.state is State.EMPTY:
-        return ErrorCode.none
-    if request.generation < 0 and request.member_id == NO_MEMBER_ID and request.instance_id is None:
-        return ErrorCode.unknown_member_id
-    error = group.check_member(request.member_id, request.instance_id)
-    if error is not ErrorCode.none:
-        return error
-    if request.generation != group.generation:
-        return ErrorCode.illegal_generation
-    # It knows of the new generation but has no assignment in it, so there is nothing it can have processed.
-    completing = group.state is State.COMPLETING_REBALANCE
-    return ErrorCode.rebalance_in_progress if completing else ErrorCode.none
+    return group.check_commit(request.member_id, request.instance_id, request.generation)
 
 
-def commit(group: ClassicGroup | None, request: CommitRequest, step: Step) -> PartitionsReply:
+def commit(group: Group | None, request: CommitRequest, step: Step) -> PartitionsReply:
     error = check_commit(group, request)
     if error is not ErrorCode.none:
         return PartitionsReply(error=error)
-    member = None if group is None else group.members.get(request.member_id)
-    if group is not None and member is not None:
-        expect_heartbeat(group, member, step)
+    if group is not None:
+        group.heard_of(request.member_id, step)
     return PartitionsReply(partitions=tuple(_commit_one(request, each, step) for each in request.offsets))
 
 
@@ -124,22 +109,20 @@ def fetch(
 
 
 def delete_offsets(
-    store: OffsetStore, group: ClassicGroup | None, partitions: Iterable[TopicPartition], step: Step
+    store: OffsetStore, group: Group | None, partitions: Iterable[TopicPartition], step: Step
 ) -> PartitionsReply:
     if group is None:
         return PartitionsReply(error=ErrorCode.group_id_not_found)
-    if group.state is not State.EMPTY and not group.is_consumer_group:
-        # Which topics such a group uses is its own secret.
-        return PartitionsReply(error=ErrorCode.non_empty_group)
+    error = group.check_offset_deletion()
+    if error is not ErrorCode.none:
+        return PartitionsReply(error=error)
     return PartitionsReply(
         partitions=tuple(_delete_one(store, group, topic, partition, step) for topic, partition in partitions)
     )
 
 
-def _delete_one(
-    store: OffsetStore, group: ClassicGroup, topic: str, partition: int, step: Step
-) -> PartitionError:
-    if group.is_subscribed_to(topic):
+def _delete_one(store: OffsetStore, group: Group, topic: str, partition: int, step: Step) -> PartitionError:
+    if group.is_subscribed(topic):
         error = ErrorCode.group_subscribed_to_topic
         return PartitionError(topic=topic, partition=partition, error=error)
     if store.get(group.group_id, topic, partition) is not None:
@@ -151,34 +134,21 @@ def forget(group_id: str, topic: str, partition: int, step: Step) -> None:
     step.store_offset(OffsetRecord(group=group_id, topic=topic, partition=partition, value=None))
 
 
-def expire(store: OffsetStore, group: ClassicGroup, step: Step) -> bool:
+def expire(store: OffsetStore, group: Group, step: Step) -> bool:
     """Forget the offsets whose time is up. True when the group has none left."""
     kept = False
     for topic, partition, offset in store.of_group(group.group_id):
-        if group.is_subscribed_to(topic) or not _has_expired(group, offset, step):
+        if group.is_subscribed(topic) or not _has_expired(group, offset, step):
             kept = True
         else:
             forget(group.group_id, topic, partition, step)
     return not kept
 
 
-def _has_expired(group: ClassicGroup, offset: CommittedOffset, step: Step) -> bool:
-    retained_from_ms = _retained_from_ms(group, offset)
+def _has_expired(group: Group, offset: CommittedOffset, step: Step) -> bool:
+    retained_from_ms = group.retained_from_ms(offset)
     if retained_from_ms is None:
         return False
     if offset.expire_timestamp_ms is not None:
         return step.now_ms >= offset.expire_timestamp_ms
     return step.now_ms - retained_from_ms >= step.settings.offsets_retention_ms
-
-
-def _retained_from_ms(group: ClassicGroup, offset: CommittedOffset) -> int | None:
-    """From when retention counts: None while the offset is in use."""
-    if group.protocol_type is None:
-        return offset.commit_timestamp_ms
-    if group.state is State.EMPTY:
-        stored_ms = -1 if group.stored is None else group.stored.state_timestamp_ms
-        return offset.commit_timestamp_ms if stored_ms == -1 else stored_ms
-    if group.state is State.STABLE and group.is_consumer_group and group.subscribed is not None:
-        # Nobody in the group consumes this topic any more.
-        return offset.commit_timestamp_ms
-    return None

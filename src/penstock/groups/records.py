@@ -11,8 +11,11 @@ from penstock.groups import schemas
 
 OFFSET_COMMIT: Final = 1
 #: Kafka wrote key type 0 before it knew of 1; both have the same fields.
-_OFFSET_COMMIT_TYPES: Final = (0, OFFSET_COMMIT)
+OFFSET_KEYS: Final = (0, OFFSET_COMMIT)
 GROUP_METADATA: Final = 2
+CLASSIC_KEYS: Final = (GROUP_METADATA,)
+#: What is behind these is told in the room of their kind.
+CONSUMER_KEYS: Final = (3, 4, 5, 6, 7, 8, 16)
 #: The version we write; see schemas.py.
 _VALUE_VERSION: Final = 3
 
@@ -88,6 +91,11 @@ def can_store(*texts: str) -> bool:
     return all(len(text.encode()) <= _STRING_BYTES_MAX for text in texts)
 
 
+def key_type(key: bytes) -> int:
+    (kind,) = _INT16.unpack_from(key)
+    return int(kind)
+
+
 def encode_offset(record: OffsetRecord) -> KeyValue:
     key = schemas.OffsetCommitKey(group=record.group, topic=record.topic, partition=record.partition)
     return _encode(OFFSET_COMMIT, key), None if record.value is None else _encode_offset_value(record.value)
@@ -100,8 +108,8 @@ def encode_group(record: GroupRecord) -> KeyValue:
 
 def decode(key: bytes, value: bytes | None) -> OffsetRecord | GroupRecord | None:
     """None for a record of another kind (the newer group protocols share this topic)."""
-    (kind,) = _INT16.unpack_from(key)
-    if kind in _OFFSET_COMMIT_TYPES:
+    kind = key_type(key)
+    if kind in OFFSET_KEYS:
         parsed = _read(schemas.OffsetCommitKey, key)
         offset = None if value is None else _decode_offset_value(value)
         return OffsetRecord(group=parsed.group, topic=parsed.topic, partition=parsed.partition, value=offset)

@@ -4,17 +4,17 @@ An operation decides: it returns the records to append and the replies to give. 
 `replay`, live and on loading alike. Who waits for what lives beside it, and may be lost with the shard.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Final
 
 from penstock.groups import offsets as offset_rules
-from penstock.groups.classic import ClassicGroup
-from penstock.groups.join import join
+from penstock.groups.classic_kind import Classic
+from penstock.groups.group import Group
 from penstock.groups.messages import (
     NO_MEMBER_ID,
     CommitRequest,
     DescribedGroup,
-    DescribedMember,
     FetchedOffset,
     HeartbeatReply,
     HeartbeatRequest,
@@ -28,13 +28,19 @@ from penstock.groups.messages import (
     SyncRequest,
 )
 from penstock.groups.offsets import OffsetStore, TopicPartition
-from penstock.groups.presence import heartbeat, leave, session_timed_out
-from penstock.groups.rebalance import expect_heartbeat, join_timed_out, prepare, sync_timed_out
-from penstock.groups.records import CommittedOffset, GroupRecord, OffsetRecord, StoredGroup, can_store, decode
+from penstock.groups.records import (
+    CLASSIC_KEYS,
+    OFFSET_KEYS,
+    CommittedOffset,
+    GroupRecord,
+    OffsetRecord,
+    can_store,
+    decode,
+    key_type,
+)
 from penstock.groups.settings import GroupSettings
-from penstock.groups.states import State
-from penstock.groups.sync import sync
 from penstock.groups.timers import Timers
+from penstock.groups.topics import NO_TOPICS, Topics
 from penstock.groups.work import Step, Timer, Token, Work
 from penstock.protocol.errors import ErrorCode
 
@@ -42,39 +48,40 @@ _EXPIRE: Final = Timer("expire")
 
 
 class GroupShard:
-    __slots__ = ("_offsets", "_timers", "groups", "settings", "unknown_records")
+    """Operations of other kinds than classic are functions in the rooms of their kinds, which are given the shard."""
+
+    __slots__ = ("_timers", "groups", "offsets", "settings", "unknown_records")
 
     def __init__(self, settings: GroupSettings) -> None:
         self.settings = settings
-        self.groups: dict[str, ClassicGroup] = {}
-        #: Records of newer group protocols, passed over on replay.
+        self.groups: dict[str, Group] = {}
+        #: Records of kinds of groups that are not known here, passed over on replay.
         self.unknown_records = 0
-        self._offsets = OffsetStore()
+        self.offsets = OffsetStore()
         self._timers: Timers[Timer] = Timers()
 
     def __repr__(self) -> str:
         return f"<GroupShard of {len(self.groups)} groups>"
 
+    def step(self, now_ms: int) -> Step:
+        """The pad for one operation."""
+        return Step(now_ms=now_ms, settings=self.settings, timers=self._timers)
+
     # Replay
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        match decode(key, value):
-            case OffsetRecord() as record:
-                self._replay_offset(record)
-            case GroupRecord() as record:
-                self._replay_group(record)
-            case None:
-                self.unknown_records += 1
+        replay = _replay_of(key_type(key))
+        if replay is None:
+            self.unknown_records += 1
+        else:
+            replay(self, key, value)
 
     def loaded(self, now_ms: int) -> Work:
         """To be called once after the log was replayed: from now on members are expected to be heard of."""
-        step = self._step(now_ms)
+        step = self.step(now_ms)
         step.schedule_in(_EXPIRE, self.settings.offsets_retention_check_interval_ms)
         for group in self.groups.values():
-            for member in group.members.values():
-                expect_heartbeat(group, member, step)
-            if len(group.members) > self.settings.size_max:
-                prepare(group, step)
+            group.loaded(step)
         return step.work()
 
     # Time
@@ -84,7 +91,7 @@ class GroupShard:
 
     def tick(self, now_ms: int) -> Work:
         """What is due, up to the first decision that must be stored: call again while one is overdue."""
-        step = self._step(now_ms)
+        step = self.step(now_ms)
         while not step.has_records and (timer := self._timers.pop_due(now_ms)) is not None:
             self._time_out(timer, step)
         return step.work()
@@ -93,41 +100,49 @@ class GroupShard:
         """The wall clock was set by so much: timeouts run on as if it had not been."""
         self._timers.shift(by_ms)
 
-    # Membership
+    # Membership, by the classic protocol
 
-    def join(self, request: JoinRequest, token: Token, *, now_ms: int, new_member_id: str) -> Work:
-        step = self._step(now_ms)
+    def join(
+        self,
+        request: JoinRequest,
+        token: Token,
+        *,
+        now_ms: int,
+        new_member_id: str,
+        topics: Topics = NO_TOPICS,
+    ) -> Work:
+        step = self.step(now_ms)
         error = self._check_join(request, new_member_id)
         if error is not ErrorCode.none:
             step.reply(token, JoinReply(error=error, member_id=request.member_id))
             return step.work()
-        group = self.groups.setdefault(request.group_id, ClassicGroup(request.group_id))
-        join(group, request, token, step, new_member_id=new_member_id)
+        group = self._group_to_join(request.group_id, step)
+        group.join(request, token, step, new_member_id=new_member_id, topics=topics)
         self._drop_if_unused(group)
         return step.work()
 
-    def sync(self, request: SyncRequest, token: Token, *, now_ms: int) -> Work:
-        step = self._step(now_ms)
+    def sync(self, request: SyncRequest, token: Token, *, now_ms: int, topics: Topics = NO_TOPICS) -> Work:
+        step = self.step(now_ms)
         group = self.groups.get(request.group_id)
         if group is None:
             error = ErrorCode.unknown_member_id if request.group_id else ErrorCode.invalid_group_id
             step.reply(token, SyncReply(error=error))
         else:
-            sync(group, request, token, step)
+            group.sync(request, token, step, topics=topics)
         return step.work()
 
     def heartbeat(self, request: HeartbeatRequest, token: Token, *, now_ms: int) -> Work:
-        step = self._step(now_ms)
+        step = self.step(now_ms)
         group = self.groups.get(request.group_id)
         if group is None:
             error = ErrorCode.unknown_member_id if request.group_id else ErrorCode.invalid_group_id
         else:
-            error = heartbeat(group, request, step)
+            error = group.heartbeat(request, step)
         step.reply(token, HeartbeatReply(error=error))
         return step.work()
 
-    def leave(self, request: LeaveRequest, token: Token, *, now_ms: int) -> Work:
-        step = self._step(now_ms)
+    def leave(self, request: LeaveRequest, token: Token, *, now_ms: int, topics: Topics = NO_TOPICS) -> Work:
+        step = self.step(now_ms)
         group = self.groups.get(request.group_id)
         if not request.group_id:
             reply = LeaveReply(error=ErrorCode.invalid_group_id)
@@ -136,7 +151,7 @@ class GroupShard:
                 members=tuple((member, ErrorCode.unknown_member_id) for member in request.members)
             )
         else:
-            reply = LeaveReply(members=leave(group, request, step))
+            reply = LeaveReply(members=group.leave(request, step, topics=topics))
             self._drop_if_unused(group)
         step.reply(token, reply)
         return step.work()
@@ -144,7 +159,7 @@ class GroupShard:
     # Offsets
 
     def commit(self, request: CommitRequest, token: Token, *, now_ms: int) -> Work:
-        step = self._step(now_ms)
+        step = self.step(now_ms)
         if can_store(request.group_id):
             reply = offset_rules.commit(self.groups.get(request.group_id), request, step)
         else:
@@ -155,19 +170,19 @@ class GroupShard:
     def delete_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition], token: Token, *, now_ms: int
     ) -> Work:
-        step = self._step(now_ms)
+        step = self.step(now_ms)
         group = self.groups.get(group_id)
-        step.reply(token, offset_rules.delete_offsets(self._offsets, group, partitions, step))
+        step.reply(token, offset_rules.delete_offsets(self.offsets, group, partitions, step))
         return step.work()
 
     def fetch(self, group_id: str, partitions: Iterable[TopicPartition] | None) -> tuple[FetchedOffset, ...]:
-        return offset_rules.fetch(self._offsets, group_id, partitions)
+        return offset_rules.fetch(self.offsets, group_id, partitions)
 
     def forget_topics(self, topics: Iterable[str], token: Token, *, now_ms: int) -> Work:
         """These topics were deleted; a new topic of the same name must not inherit positions."""
-        step = self._step(now_ms)
+        step = self.step(now_ms)
         for topic in topics:
-            for group_id, partition in self._offsets.of_topic(topic):
+            for group_id, partition in self.offsets.of_topic(topic):
                 offset_rules.forget(group_id, topic, partition, step)
         step.reply(token, None)
         return step.work()
@@ -175,55 +190,36 @@ class GroupShard:
     # Groups
 
     def delete_groups(self, group_ids: Iterable[str], token: Token, *, now_ms: int) -> Work:
-        step = self._step(now_ms)
+        step = self.step(now_ms)
         step.reply(token, {group_id: self._delete(group_id, step) for group_id in group_ids})
         return step.work()
 
     def list_groups(self) -> tuple[ListedGroup, ...]:
         return tuple(
             ListedGroup(
-                group_id=group.group_id, protocol_type=group.protocol_type or "", state=group.state.value
+                group_id=group.group_id,
+                protocol_type=group.protocol_name,
+                state=group.state_name,
+                kind=group.kind,
             )
             for group in self.groups.values()
         )
 
-    def describe(self, group_id: str) -> DescribedGroup | None:
+    def describe(self, group_id: str, topics: Topics = NO_TOPICS) -> DescribedGroup | None:
         group = self.groups.get(group_id)
-        if group is None:
-            return None
-        protocol = group.protocol if group.state is State.STABLE else None
-        return DescribedGroup(
-            group_id=group_id,
-            state=group.state.value,
-            protocol_type=group.protocol_type or "",
-            protocol=protocol or "",
-            members=tuple(
-                DescribedMember(
-                    member_id=member.member_id,
-                    instance_id=member.instance_id,
-                    client_id=member.client_id,
-                    client_host=member.client_host,
-                    metadata=b"" if protocol is None else member.metadata(protocol),
-                    assignment=member.assignment,
-                )
-                for member in group.members.values()
-            ),
-        )
+        return None if group is None else group.described(topics)
 
-    def stored(self) -> tuple[dict[str, StoredGroup], dict[tuple[str, str, int], CommittedOffset]]:
+    def stored(self) -> tuple[dict[str, object], dict[tuple[str, str, int], CommittedOffset]]:
         """Everything durable: what a shard loaded from the same records would hold too."""
         groups = {name: group.stored for name, group in self.groups.items() if group.stored is not None}
         committed = {
             (group_id, topic, partition): offset
             for group_id in self.groups
-            for topic, partition, offset in self._offsets.of_group(group_id)
+            for topic, partition, offset in self.offsets.of_group(group_id)
         }
         return groups, committed
 
     # Inside
-
-    def _step(self, now_ms: int) -> Step:
-        return Step(now_ms=now_ms, settings=self.settings, timers=self._timers)
 
     def _check_join(self, request: JoinRequest, new_member_id: str) -> ErrorCode:
         if not request.group_id or not can_store(request.group_id):
@@ -242,58 +238,81 @@ class GroupShard:
         if timer == _EXPIRE:
             self._expire(step)
             return
-        group = self.groups[timer.group_id]
-        match timer.kind:
-            case "session":
-                session_timed_out(group, timer.member_id, step)
-                self._drop_if_unused(group)
-            case "join":
-                join_timed_out(group, step)
-            case "sync":
-                sync_timed_out(group, step)
+        group = self.groups.get(timer.group_id)
+        if group is not None:
+            group.time_out(timer, step)
+            self._drop_if_unused(group)
 
     def _expire(self, step: Step) -> None:
         step.schedule_in(_EXPIRE, self.settings.offsets_retention_check_interval_ms)
         for group in self.groups.values():
-            nothing_left = offset_rules.expire(self._offsets, group, step)
-            if nothing_left and group.state is State.EMPTY and not group.pending:
-                step.store_group(GroupRecord(group=group.group_id, value=None))
+            nothing_left = offset_rules.expire(self.offsets, group, step)
+            if nothing_left and group.is_idle:
+                step.store_all(group.tombstones())
 
     def _delete(self, group_id: str, step: Step) -> ErrorCode:
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.group_id_not_found
-        if group.state is not State.EMPTY:
+        if not group.is_empty:
             return ErrorCode.non_empty_group
-        for topic, partition, _ in self._offsets.of_group(group_id):
+        for topic, partition, _ in self.offsets.of_group(group_id):
             offset_rules.forget(group_id, topic, partition, step)
-        step.store_group(GroupRecord(group=group_id, value=None))
+        step.store_all(group.tombstones())
         return ErrorCode.none
 
-    def _replay_group(self, record: GroupRecord) -> None:
-        if record.value is None:
-            group = self.groups.get(record.group)
+    def _group_to_join(self, group_id: str, step: Step) -> Group:
+        """An empty group of another kind gives way to a classic one."""
+        group = self.groups.get(group_id)
+        if group is None or (group.kind != Classic.kind and group.gives_way):
             if group is not None:
-                self._drop(group)
-        else:
-            self.groups.setdefault(record.group, ClassicGroup(record.group)).install(record.value)
+                step.store_all(group.tombstones())
+            group = self.groups[group_id] = Classic(group_id)
+        return group
 
-    def _replay_offset(self, record: OffsetRecord) -> None:
-        self._offsets.replay(record)
+    # Who is in the shard
+
+    def drop(self, group: Group) -> None:
+        group.dropped(self._timers)
+        if self.groups.get(group.group_id) is group:
+            del self.groups[group.group_id]
+
+    def _drop_if_unused(self, group: Group) -> None:
+        """A group that was never stored exists as long as somebody uses it."""
+        if group.stored is None and group.is_idle and not self.offsets.has(group.group_id):
+            self.drop(group)
+
+    def _replay_classic(self, key: bytes, value: bytes | None) -> None:
+        record = decode(key, value)
+        assert isinstance(record, GroupRecord)
+        group = self.groups.get(record.group)
+        if record.value is None:
+            if isinstance(group, Classic):
+                self.drop(group)
+            return
+        if not isinstance(group, Classic):
+            group = self.groups[record.group] = Classic(record.group)
+        group.install(record.value)
+
+    def _replay_offset(self, key: bytes, value: bytes | None) -> None:
+        record = decode(key, value)
+        assert isinstance(record, OffsetRecord)
+        self.offsets.replay(record)
         if record.value is not None:
             # Who commits without being a member makes a group that has offsets and nothing else.
-            self.groups.setdefault(record.group, ClassicGroup(record.group))
+            self.groups.setdefault(record.group, Classic(record.group))
         elif record.group in self.groups:
             self._drop_if_unused(self.groups[record.group])
 
-    def _drop_if_unused(self, group: ClassicGroup) -> None:
-        """A group that was never stored exists as long as somebody uses it."""
-        used = group.members or group.pending or group.state is not State.EMPTY
-        if group.stored is None and not used and not self._offsets.has(group.group_id):
-            self._drop(group)
 
-    def _drop(self, group: ClassicGroup) -> None:
-        group.move(State.DEAD)
-        for member_id in (*group.members, *group.pending):
-            self._timers.cancel(Timer("session", group.group_id, member_id))
-        del self.groups[group.group_id]
+Replay = Callable[[GroupShard, bytes, bytes | None], None]
+
+
+@cache
+def _replay_of(number: int) -> Replay | None:
+    """How a record with a key of this type is replayed. The other kinds are loaded with their first record."""
+    if number in OFFSET_KEYS:
+        return GroupShard._replay_offset
+    if number in CLASSIC_KEYS:
+        return GroupShard._replay_classic
+    return None

@@ -1,7 +1,7 @@
 """What groups know of topics: their partitions, and the racks in which those can be read."""
 
 from collections.abc import Collection
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
 
@@ -26,3 +26,21 @@ class Topics(Protocol):
     def get(self, name: str) -> Topic | None: ...
     def by_id(self, id: UUID) -> Topic | None: ...
     def names(self) -> Collection[str]: ...
+
+
+class NoTopics:
+    """For who asks nothing about topics."""
+
+    version = 0
+
+    def get(self, name: str) -> Topic | None:
+        return None
+
+    def by_id(self, id: UUID) -> Topic | None:
+        return None
+
+    def names(self) -> Collection[str]:
+        return ()
+
+
+NO_TOPICS: Final = NoTopics()

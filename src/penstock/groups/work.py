@@ -1,6 +1,6 @@
 """What an operation hands back, and the pad on which it is written down."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ class Work:
 
 
 class Timer(NamedTuple):
-    kind: str  # "session", "join", "sync" or "expire"
+    kind: str  # "expire" is the shard's; what the others mean is the affair of the group's kind
     group_id: str = ""
     member_id: str = ""
 
@@ -44,6 +44,12 @@ class Step:
 
     def reply(self, token: Token, reply: object) -> None:
         self._replies.append((token, reply))
+
+    def store(self, record: KeyValue) -> None:
+        self._records.append(record)
+
+    def store_all(self, records: Iterable[KeyValue]) -> None:
+        self._records.extend(records)
 
     def store_group(self, record: GroupRecord) -> None:
         self._records.append(encode_group(record))
