@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.cluster.names import CONSUMER_OFFSETS, SHARE_GROUP_STATE, TRANSACTION_STATE
+from penstock.cluster.names import CONSUMER_OFFSETS, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
 
 if TYPE_CHECKING:
     from penstock.broker.settings import Settings
@@ -58,4 +58,18 @@ SHARE_STATE: Final = InternalTopic(
     commit_timeout_ms="share.coordinator.write.timeout.ms",
     min_isr="share.coordinator.state.topic.min.isr",
 )
-INTERNAL_TOPICS: Final = {topic.name: topic for topic in (OFFSETS, TRANSACTIONS, SHARE_STATE)}
+SCHEDULED: Final = InternalTopic(
+    SCHEDULE,
+    partitions="penstock.schedule.topic.num.partitions",
+    replication_factor="penstock.schedule.topic.replication.factor",
+    segment_bytes="penstock.schedule.topic.segment.bytes",
+    commit_timeout_ms="penstock.schedule.commit.timeout.ms",
+    min_isr="penstock.schedule.topic.min.isr",
+    configs=(
+        ("cleanup.policy", "compact"),
+        ("compression.type", "producer"),
+        # What is released counts by its source's mark; tombstones only tell compaction.
+        ("delete.retention.ms", "60000"),
+    ),
+)
+INTERNAL_TOPICS: Final = {topic.name: topic for topic in (OFFSETS, TRANSACTIONS, SHARE_STATE, SCHEDULED)}

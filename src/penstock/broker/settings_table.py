@@ -8,6 +8,7 @@ from penstock.broker.setting_kinds import node_setting as _node
 from penstock.broker.setting_kinds import topic_default as _topic_default
 from penstock.broker.settings_coordinators import SHARE_STATE, TRANSACTIONS
 from penstock.broker.settings_groups import CONSUMER_GROUPS, SHARE_GROUPS
+from penstock.broker.settings_schedule import SCHEDULE
 from penstock.protocol.settings import Setting, SettingType, Value
 
 INT_MAX = (1 << 31) - 1
@@ -480,6 +481,7 @@ NODE_SETTINGS: dict[str, Setting] = {
         _PRODUCERS,
         TRANSACTIONS,
         SHARE_STATE,
+        SCHEDULE,
         _CLUSTER,
         _PENSTOCK,
     )

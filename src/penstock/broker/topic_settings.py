@@ -59,6 +59,7 @@ def log_config(settings: Mapping[str, Effective], *, decoded_bytes_max: int) -> 
         flush=flush,
         flush_interval_ms=flush_interval_ms,
         decoded_bytes_max=decoded_bytes_max,
+        schedule=value["penstock.schedule.enable"],
     )
 
 

@@ -6,10 +6,11 @@ from typing import Final
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
 TRANSACTION_STATE: Final = "__transaction_state"
 SHARE_GROUP_STATE: Final = "__share_group_state"
+SCHEDULE: Final = "__penstock_schedule"
 CLUSTER_METADATA: Final = "__cluster_metadata"
 
 #: Topics the cluster keeps its own state in; __cluster_metadata is not a topic that clients can see at all.
-INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE})
+INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE, SCHEDULE})
 
 #: A name, a dash, a partition number and a suffix have to fit in a file name of 255 bytes.
 TOPIC_NAME_LENGTH_MAX: Final = 249

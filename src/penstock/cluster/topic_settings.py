@@ -199,6 +199,15 @@ _MESSAGES = (
     ),
 )
 
+_SCHEDULE = (
+    _topic(
+        "penstock.schedule.enable",
+        _BOOLEAN,
+        False,
+        "Hold records with a penstock-deliver-at or penstock-deliver-after header back until they are due.",
+    ),
+)
+
 _DURABILITY = (
     _topic("min.insync.replicas", _INT, 1, "Replicas that must hold a write before acks=all is answered.", 1),
     _topic(
@@ -223,6 +232,6 @@ _DURABILITY = (
 
 TOPIC_SETTINGS: Final[dict[str, Setting]] = {
     setting.name: setting
-    for section in (_SEGMENTS, _RETENTION, _MESSAGES, _DURABILITY)
+    for section in (_SEGMENTS, _RETENTION, _MESSAGES, _SCHEDULE, _DURABILITY)
     for setting in section
 }

@@ -33,6 +33,8 @@ class LogConfig(NamedTuple):
     flush_interval_ms: int = 1000
     #: A batch that must be decoded (look-up by timestamp, compaction) may grow to this and no further.
     decoded_bytes_max: int = 64 << 20
+    #: Records may be held back until they are due.
+    schedule: bool = False
 
     @property
     def segment_ms_max(self) -> int:
