@@ -1,7 +1,7 @@
-"""DescribeConfigs (key 32), v1-4. Every setting of a topic or a broker, defaults included, and where it is from.
+"""DescribeConfigs (key 32), v1-4. Every setting of a topic, a broker or a group, defaults included, and its source.
 
-A broker named "" gives what was set for all brokers at run time. Loggers have nothing to show; groups and client
-metrics have no settings here and are refused.
+A broker named "" gives what was set for all brokers at run time. A group need not exist to have settings. Loggers have
+nothing to show; client metrics have no settings here and are refused.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ def _settings(ctx: RequestContext, resource_type: int, name: str) -> Iterable[tu
         case ResourceType.BROKER_LOGGER:
             _refuse_other_broker(ctx, name)
             return []
+        case ResourceType.GROUP:
+            return [(effective, False) for effective in _group_settings(ctx, name).values()]
         case _:
             raise ApiError(ErrorCode.invalid_request, f"Unsupported resource type: {resource_type}")
 
@@ -80,6 +82,17 @@ def _topic_settings(ctx: RequestContext, topic: str) -> dict[str, Effective]:
         raise ApiError(ErrorCode.unknown_topic_or_partition, f"The topic '{topic}' does not exist.")
     return effective_topic_settings(
         image.config(ResourceType.TOPIC, topic), node_layers(ctx.node.settings, image)
+    )
+
+
+def _group_settings(ctx: RequestContext, group_id: str) -> dict[str, Effective]:
+    from penstock.cluster.group_settings import effective_group_values
+
+    if not group_id:
+        raise ApiError(ErrorCode.invalid_request, "Group name must not be empty")
+    image = ctx.node.image
+    return effective_group_values(
+        image.config(ResourceType.GROUP, group_id), node_layers(ctx.node.settings, image)
     )
 
 

@@ -1,7 +1,7 @@
 """IncrementalAlterConfigs (key 44), v0-1. Sets, deletes, appends to and subtracts from single settings.
 
-Topics, one broker, or all brokers (an empty name). What a broker reads only at start is refused, and so are
-loggers, groups and client metrics, which have no settings here.
+Topics, groups, one broker, or all brokers (an empty name). What a broker reads only at start is refused, and so are
+loggers and client metrics, which have no settings here.
 """
 
 from __future__ import annotations

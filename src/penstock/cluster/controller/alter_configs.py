@@ -1,4 +1,4 @@
-"""Changing the settings of topics and brokers. A resource changes as a whole or not at all."""
+"""Changing the settings of topics, brokers and groups. A resource changes as a whole or not at all."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -12,6 +12,7 @@ from penstock.cluster.controller.partition_change import Changes
 from penstock.cluster.controller.rules import ControllerRules
 from penstock.cluster.decision import Decision
 from penstock.cluster.effective import Layer, effective_topic_setting, validate_topic_settings
+from penstock.cluster.group_settings import GROUP_SETTINGS, validate_group_settings
 from penstock.cluster.guarantees import FLUSH, MIN_ISR
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.names import topic_name_flaw
@@ -237,6 +238,18 @@ class _BrokerResource(_Resource):
                 raise ApiError(ErrorCode.invalid_request, str(error)) from None
 
 
+class _GroupResource(_Resource):
+    """A group need not exist to be told how it is to be."""
+
+    settings = GROUP_SETTINGS
+
+    def default(self, name: str) -> Value:
+        return self.settings[name].default
+
+    def validate(self, values: Mapping[str, str]) -> None:
+        validate_group_settings(values, self.rules.node)
+
+
 def _resource(
     image: ClusterImage, resource: ConfigResource, changes: tuple[ConfigChange, ...], rules: ConfigRules
 ) -> _Resource:
@@ -249,6 +262,9 @@ def _resource(
             _refuse_unknown_broker(image, resource.name)
             _refuse_for_one_broker(resource.name, changes)
             return _BrokerResource(current, rules)
+        case ResourceType.GROUP:
+            _refuse_nameless_group(resource.name)
+            return _GroupResource(current, rules)
         case _:
             raise ApiError(ErrorCode.invalid_request, f"Unknown resource type {resource.type}")
 
@@ -258,6 +274,11 @@ def _refuse_for_one_broker(name: str, changes: tuple[ConfigChange, ...]) -> None
     for change in changes:
         if name and change.name in (MIN_ISR, FLUSH) and change.value is not None:
             raise ApiError(ErrorCode.invalid_config, f"Broker-level {change.name} cannot be altered.")
+
+
+def _refuse_nameless_group(name: str) -> None:
+    if not name:
+        raise ApiError(ErrorCode.invalid_request, "Default group resources are not allowed.")
 
 
 def _refuse_unknown_topic(image: ClusterImage, name: str) -> None:
