@@ -67,7 +67,7 @@ class Read(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Batches need not be sorted; where they overlap, or meet older ones, more deliveries win, then the higher state."""
+    """Batches need not be sorted. Where they overlap or meet older ones, more deliveries win, then the higher state."""
 
     key: Key
     state_epoch: int

@@ -1,0 +1,95 @@
+"""The dead letters of one share partition: which are still to be buried, and what is being done about it.
+
+First a plan is stored: these offsets, to that partition, under this producer's next sequence. Then the records are
+appended there. Then the plan is settled, in one batch with the offsets that are no longer pending. Whoever finds a plan
+that is not settled carries it out again: the producer's sequence makes the repeat harmless. As long as a plan is open
+there is no other.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from penstock.groups.share_state import records
+from penstock.groups.share_state.ranges import Range, merge_into, size, subtract, tidy
+from penstock.groups.share_state.records import Burials, Plan, Producer, Settled, encode_key
+from penstock.groups.share_state.values import Key
+
+_SEQUENCE_MAX: Final = (1 << 31) - 1
+
+KeyValue = tuple[bytes, bytes | None]
+
+
+class BurialView(NamedTuple):
+    """What there is to do. `pending` entries are (first, last, reason, delivery count)."""
+
+    key: Key
+    pending: tuple[Range, ...]
+    pending_count: int
+    plan: Plan | None
+    producer: Producer | None
+
+
+class PartitionBurials:
+    """Changed by replay only."""
+
+    __slots__ = ("buried", "lost", "pending", "plan", "producer")
+
+    def __init__(self) -> None:
+        self.pending: list[Range] = []
+        self.plan: Plan | None = None
+        self.producer: Producer | None = None
+        self.buried = 0
+        self.lost = 0
+
+    def __repr__(self) -> str:
+        return f"<PartitionBurials {self.pending_count} pending, {self.buried} buried, plan {self.plan}>"
+
+    @property
+    def pending_count(self) -> int:
+        return size(self.pending)
+
+    def view(self, key: Key, ranges_max: int) -> BurialView:
+        return BurialView(key, tuple(self.pending[:ranges_max]), self.pending_count, self.plan, self.producer)
+
+    def refuses(self, plan: Plan) -> bool:
+        """Whether a plan does not fit what is known: it was made for a state that has changed since."""
+        return self.plan is not None or bool(subtract([(*one, 0, 0) for one in plan.resolved], self.pending))
+
+    # Replay
+
+    def install(self, burials: Burials) -> None:
+        self.buried, self.lost, self.producer = burials.buried, burials.lost, burials.producer
+        self.plan = None
+        self.pending = []
+
+    def add(self, entries: Sequence[Range]) -> None:
+        merge_into(self.pending, tidy(entries))
+
+    def begin(self, plan: Plan) -> None:
+        self.plan = plan
+        self.producer = Producer(plan.producer_id, plan.epoch, following(plan), plan.target)
+
+    def settle(self, settled: Settled) -> None:
+        self.pending = subtract(self.pending, settled.resolved)
+        if self.plan is not None and settled.resolved:
+            self.buried += size(self.plan.offsets)
+        self.lost += settled.lost
+        self.plan = None
+        if not settled.keeps_producer:
+            self.producer = None
+
+    def snapshot(self, key: Key) -> list[KeyValue]:
+        """The records that bring back all of it."""
+        # A plan brings its producer's next sequence with it, and leaves that of before unneeded.
+        counts = Burials(self.buried, self.lost, self.producer)
+        stored: list[KeyValue] = [(encode_key(records.BURIALS, key), records.encode_burials(counts))]
+        if self.pending:
+            stored.append((encode_key(records.PENDING, key), records.encode_pending(self.pending)))
+        if self.plan is not None:
+            stored.append((encode_key(records.PLAN, key), records.encode_plan(self.plan)))
+        return stored
+
+
+def following(plan: Plan) -> int:
+    """Sequences wrap from 2^31-1 to 0."""
+    return (plan.sequence + size(plan.offsets)) & _SEQUENCE_MAX

@@ -1,0 +1,293 @@
+"""What `__share_group_state` remembers, as bytes: Kafka's ShareSnapshot and ShareUpdate, and our own of dead letters.
+
+Packed by hand, because every acknowledgement passes here. Keys begin with an int16 that names the record; from 100 on
+they are our own, and Kafka's tools pass over them. Values begin with an int16 version.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import starmap
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from penstock.groups.share_state.ranges import Range
+from penstock.groups.share_state.values import UNSET, Key
+from penstock.protocol.bounds import read_uvarint
+from penstock.protocol.produce import encode_uvarint
+
+SNAPSHOT: Final = 0
+UPDATE: Final = 1
+#: More dead letters to bury.
+PENDING: Final = 100
+#: Which of them are being buried, where, and under which producer and sequence.
+PLAN: Final = 101
+#: The plan is carried out or given up, and these are no longer pending.
+SETTLED: Final = 102
+#: All that is known of a share partition's dead letters so far, but for what is pending and planned.
+BURIALS: Final = 103
+
+_VERSION: Final = 0
+_KEY_HEAD = struct.Struct(">hh")
+_KEY_TAIL = struct.Struct(">16si")
+_SNAPSHOT = struct.Struct(
+    ">hiiiqqq"
+)  # version, snapshot, state and leader epoch, start offset, created, written
+_UPDATE = struct.Struct(">hiiq")  # version, snapshot and leader epoch, start offset
+_BATCH = struct.Struct(">qqbhx")  # and no tagged fields
+_COMPLETE_COUNT = struct.Struct(">BBBi")  # one tagged field, number 0, of 4 bytes
+_PLAN = struct.Struct(">hqhi16siiiH")  # version, producer id, epoch, sequence, topic id, partition, counts
+_SETTLED = struct.Struct(">hBii")  # version, whether the producer goes on, how many are lost, how many ranges
+_BURIALS = struct.Struct(
+    ">hqqqhi16siB"
+)  # version, buried, lost, producer id, epoch, sequence, its target, if any
+_PAIR = struct.Struct(">qq")
+_INT16 = struct.Struct(">h")
+_NO_TAGS: Final = b"\x00"
+
+Pair = tuple[int, int]
+
+
+class UnknownVersion(ValueError):
+    """A value in a layout newer than any that this code knows: reading on would lose what it says."""
+
+
+class Snapshot(NamedTuple):
+    snapshot_epoch: int
+    state_epoch: int
+    leader_epoch: int
+    start_offset: int
+    create_timestamp_ms: int
+    write_timestamp_ms: int
+    delivery_complete_count: int
+    batches: Sequence[Range]
+
+
+class Update(NamedTuple):
+    snapshot_epoch: int
+    leader_epoch: int
+    start_offset: int
+    delivery_complete_count: int
+    batches: Sequence[Range]
+
+
+class Target(NamedTuple):
+    """A partition of a dead-letter topic."""
+
+    topic_id: UUID
+    partition: int
+
+
+class Producer(NamedTuple):
+    """Whose sequence the next plan continues, as long as its target is the same."""
+
+    id: int
+    epoch: int
+    next_sequence: int
+    target: Target
+
+
+class Plan(NamedTuple):
+    """`offsets` are appended, in this order, one record each; with them `resolved` is no longer pending."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+    topic: str
+    target: Target
+    resolved: tuple[Pair, ...]
+    offsets: tuple[Pair, ...]
+
+
+class Settled(NamedTuple):
+    keeps_producer: bool
+    lost: int
+    resolved: tuple[Pair, ...]
+
+
+class Burials(NamedTuple):
+    buried: int
+    lost: int
+    producer: Producer | None
+
+
+def encode_key(kind: int, key: Key) -> bytes:
+    group = key.group.encode()
+    return _KEY_HEAD.pack(kind, len(group)) + group + _KEY_TAIL.pack(key.topic_id.bytes, key.partition)
+
+
+def kind_of(key: bytes) -> int:
+    return int(_INT16.unpack_from(key)[0])
+
+
+def decode_key(key: bytes) -> Key:
+    _, size = _KEY_HEAD.unpack_from(key)
+    end = _KEY_HEAD.size + size
+    topic_id, partition = _KEY_TAIL.unpack_from(key, end)
+    return Key(str(key[_KEY_HEAD.size : end], "utf-8"), UUID(bytes=topic_id), partition)
+
+
+def encode_snapshot(value: Snapshot) -> bytes:
+    fixed = _SNAPSHOT.pack(
+        _VERSION,
+        value.snapshot_epoch,
+        value.state_epoch,
+        value.leader_epoch,
+        value.start_offset,
+        value.create_timestamp_ms,
+        value.write_timestamp_ms,
+    )
+    return fixed + _encode_batches(value.batches) + _encode_complete_count(value.delivery_complete_count)
+
+
+def encode_update(value: Update) -> bytes:
+    fixed = _UPDATE.pack(_VERSION, value.snapshot_epoch, value.leader_epoch, value.start_offset)
+    return fixed + _encode_batches(value.batches) + _encode_complete_count(value.delivery_complete_count)
+
+
+def decode_snapshot(value: bytes) -> Snapshot:
+    _check_version(value)
+    _, epoch, state_epoch, leader_epoch, start, created, written = _SNAPSHOT.unpack_from(value)
+    batches, position = _decode_batches(value, _SNAPSHOT.size)
+    count = _decode_complete_count(value, position)
+    return Snapshot(epoch, state_epoch, leader_epoch, start, created, written, count, batches)
+
+
+def decode_update(value: bytes) -> Update:
+    _check_version(value)
+    _, epoch, leader_epoch, start = _UPDATE.unpack_from(value)
+    batches, position = _decode_batches(value, _UPDATE.size)
+    return Update(epoch, leader_epoch, start, _decode_complete_count(value, position), batches)
+
+
+def encode_pending(entries: Sequence[Range]) -> bytes:
+    return _INT16.pack(_VERSION) + _encode_batches(entries) + _NO_TAGS
+
+
+def decode_pending(value: bytes) -> Sequence[Range]:
+    _check_version(value)
+    return _decode_batches(value, _INT16.size)[0]
+
+
+def encode_plan(plan: Plan) -> bytes:
+    topic = plan.topic.encode()
+    fixed = _PLAN.pack(
+        _VERSION,
+        plan.producer_id,
+        plan.epoch,
+        plan.sequence,
+        plan.target.topic_id.bytes,
+        plan.target.partition,
+        len(plan.resolved),
+        len(plan.offsets),
+        len(topic),
+    )
+    return b"".join((fixed, topic, *starmap(_PAIR.pack, plan.resolved), *starmap(_PAIR.pack, plan.offsets)))
+
+
+def decode_plan(value: bytes) -> Plan:
+    _check_version(value)
+    fields = _PLAN.unpack_from(value)
+    _, producer_id, epoch, sequence, topic_id, partition, resolved_count, offsets_count, topic_bytes = fields
+    position = _PLAN.size + topic_bytes
+    topic = str(value[_PLAN.size : position], "utf-8")
+    resolved, position = _decode_pairs(value, position, resolved_count)
+    offsets, _ = _decode_pairs(value, position, offsets_count)
+    target = Target(UUID(bytes=topic_id), partition)
+    return Plan(producer_id, epoch, sequence, topic, target, resolved, offsets)
+
+
+def encode_settled(settled: Settled) -> bytes:
+    fixed = _SETTLED.pack(_VERSION, settled.keeps_producer, settled.lost, len(settled.resolved))
+    return fixed + b"".join(starmap(_PAIR.pack, settled.resolved))
+
+
+def decode_settled(value: bytes) -> Settled:
+    _check_version(value)
+    _, keeps_producer, lost, count = _SETTLED.unpack_from(value)
+    return Settled(bool(keeps_producer), lost, _decode_pairs(value, _SETTLED.size, count)[0])
+
+
+def encode_burials(burials: Burials) -> bytes:
+    producer = burials.producer or Producer(UNSET, UNSET, UNSET, Target(UUID(int=0), UNSET))
+    return _BURIALS.pack(
+        _VERSION,
+        burials.buried,
+        burials.lost,
+        producer.id,
+        producer.epoch,
+        producer.next_sequence,
+        producer.target.topic_id.bytes,
+        producer.target.partition,
+        burials.producer is not None,
+    )
+
+
+def decode_burials(value: bytes) -> Burials:
+    _check_version(value)
+    fields = _BURIALS.unpack_from(value)
+    _, buried, lost, producer_id, epoch, sequence, topic_id, partition, has_producer = fields
+    target = Target(UUID(bytes=topic_id), partition)
+    return Burials(buried, lost, Producer(producer_id, epoch, sequence, target) if has_producer else None)
+
+
+def _check_version(value: bytes) -> None:
+    (version,) = _INT16.unpack_from(value)
+    if version != _VERSION:
+        raise UnknownVersion(f"record value of version {version}")
+
+
+def _encode_batches(batches: Sequence[Range]) -> bytes:
+    return encode_uvarint(len(batches) + 1) + b"".join(starmap(_BATCH.pack, batches))
+
+
+def _decode_batches(value: bytes, position: int) -> tuple[list[Range], int]:
+    view = memoryview(value)
+    count, position = read_uvarint(view, position, len(view))
+    end = position + (count - 1) * _BATCH.size
+    if end > len(value) or any(value[position + _BATCH.size - 1 : end : _BATCH.size]):
+        return _decode_tagged_batches(view, position, count - 1)
+    return list(_BATCH.iter_unpack(view[position:end])), end
+
+
+def _decode_tagged_batches(view: memoryview, position: int, count: int) -> tuple[list[Range], int]:
+    """Batches with fields that a later Kafka may have added."""
+    batches: list[Range] = []
+    for _ in range(count):
+        batches.append(_BATCH.unpack_from(view, position))
+        position = _skip_tags(view, position + _BATCH.size - 1)
+    return batches, position
+
+
+def _skip_tags(view: memoryview, position: int) -> int:
+    count, position = read_uvarint(view, position, len(view))
+    for _ in range(count):
+        _, position = read_uvarint(view, position, len(view))
+        size, position = read_uvarint(view, position, len(view))
+        position += size
+    return position
+
+
+def _encode_complete_count(count: int) -> bytes:
+    return _NO_TAGS if count == UNSET else _COMPLETE_COUNT.pack(1, 0, 4, count)
+
+
+def _decode_complete_count(value: bytes, position: int) -> int:
+    view = memoryview(value)
+    count, position = read_uvarint(view, position, len(view))
+    for _ in range(count):
+        tag, position = read_uvarint(view, position, len(view))
+        size, position = read_uvarint(view, position, len(view))
+        if tag == 0:
+            return int.from_bytes(view[position : position + size], "big", signed=True)
+        position += size
+    return UNSET
+
+
+def _decode_pairs(value: bytes, position: int, count: int) -> tuple[tuple[Pair, ...], int]:
+    end = position + count * _PAIR.size
+    return tuple(_PAIR.iter_unpack(memoryview(value)[position:end])), end
+
+
+def pairs(ranges: Iterable[tuple[int, ...]]) -> tuple[Pair, ...]:
+    """Their offsets alone."""
+    return tuple((one[0], one[1]) for one in ranges)

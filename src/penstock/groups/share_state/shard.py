@@ -1,0 +1,411 @@
+"""All share partitions of one `__share_group_state` partition, with the dead letters that they owe.
+
+State and dead letters are separate: a share partition
+that is deleted leaves its dead letters, which are buried nevertheless.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from penstock.groups.share_state import records
+from penstock.groups.share_state.burials import BurialView, KeyValue, PartitionBurials
+from penstock.groups.share_state.ranges import Range, tidy
+from penstock.groups.share_state.records import Plan, Settled, Snapshot, Update, decode_key, encode_key
+from penstock.groups.share_state.state import PartitionState, as_archived
+from penstock.groups.share_state.values import (
+    ACKNOWLEDGED,
+    ARCHIVED,
+    AVAILABLE,
+    BURIED,
+    UNSET,
+    Answer,
+    Delete,
+    Initialize,
+    Key,
+    Question,
+    Read,
+    ShareState,
+    ShareSummary,
+    Summary,
+    Write,
+)
+from penstock.protocol.errors import ErrorCode
+
+Token = Hashable
+
+_STATES: Final = frozenset({AVAILABLE, ACKNOWLEDGED, ARCHIVED, *BURIED})
+_COUNT_MAX: Final = (1 << 15) - 1
+_KIND_BYTES: Final = 2
+#: How many ranges of pending dead letters are handed out at a time.
+_VIEW_RANGES_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Append the records as one, replay them, and give out the replies once they are committed."""
+
+    records: tuple[KeyValue, ...] = ()
+    replies: tuple[tuple[Token, object], ...] = ()
+
+
+class ShareStateShard:
+    __slots__ = (
+        "_burials",
+        "_busy",
+        "_finished",
+        "_keys",
+        "_states",
+        "_updates_per_snapshot",
+        "_watcher",
+        "unknown_records",
+    )
+
+    def __init__(self, *, updates_per_snapshot: int = 500) -> None:
+        self._updates_per_snapshot = updates_per_snapshot
+        # By a record's key without its kind, which is one lookup for every record.
+        self._states: dict[bytes, PartitionState] = {}
+        self._burials: dict[bytes, PartitionBurials] = {}
+        self._keys: dict[bytes, Key] = {}
+        #: Records of kinds that are not known here, passed over on replay.
+        self.unknown_records = 0
+        # What follows is lost with the shard, and may be.
+        self._watcher: Token | None = None
+        self._busy: frozenset[bytes] = frozenset()
+        self._finished: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<ShareStateShard of {len(self._states)} share partitions>"
+
+    # Replay
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        kind, name = records.kind_of(key), key[_KIND_BYTES:]
+        if kind == records.UPDATE:
+            self._replay_update(name, key, value)
+        elif kind == records.SNAPSHOT:
+            self._replay_snapshot(name, key, value)
+        elif records.PENDING <= kind <= records.BURIALS:
+            self._replay_burials(kind, name, key, value)
+        else:
+            self.unknown_records += 1
+
+    def _replay_update(self, name: bytes, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            return
+        update = records.decode_update(value)
+        state = self._states.get(name)
+        if state is None:
+            # Kafka may have deleted the records before it, the snapshot included, when it needed them no more.
+            state = self._states[name] = PartitionState(Snapshot(0, 0, UNSET, UNSET, 0, 0, UNSET, ()))
+            self._keys[name] = decode_key(key)
+        before = state.progress
+        state.apply(update)
+        self._count_finished(name, state.progress - before)
+
+    def _replay_snapshot(self, name: bytes, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            self._states.pop(name, None)
+            self._forget_name(name)
+            return
+        snapshot, state = records.decode_snapshot(value), self._states.get(name)
+        if state is None:
+            self._states[name] = PartitionState(snapshot)
+            self._keys[name] = decode_key(key)
+            return
+        before = state.progress
+        same_history = snapshot.state_epoch == state.state_epoch
+        state.install(snapshot)
+        if same_history:
+            self._count_finished(name, state.progress - before)
+
+    def _count_finished(self, name: bytes, count: int) -> None:
+        if count > 0:
+            group = self._keys[name].group
+            self._finished[group] = self._finished.get(group, 0) + count
+
+    def _replay_burials(self, kind: int, name: bytes, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            self._burials.pop(name, None)
+            self._forget_name(name)
+            return
+        burials = self._burials.get(name)
+        if burials is None:
+            burials = self._burials[name] = PartitionBurials()
+            self._keys[name] = decode_key(key)
+        match kind:
+            case records.PENDING:
+                burials.add(records.decode_pending(value))
+            case records.PLAN:
+                burials.begin(records.decode_plan(value))
+            case records.SETTLED:
+                burials.settle(records.decode_settled(value))
+            case _:
+                burials.install(records.decode_burials(value))
+
+    def _forget_name(self, name: bytes) -> None:
+        if name not in self._states and name not in self._burials:
+            self._keys.pop(name, None)
+
+    # Time: nothing here runs out.
+
+    def loaded(self, now_ms: int) -> Work:
+        self._finished.clear()  # what was finished before is no traffic of now
+        return Work()
+
+    def tick(self, now_ms: int) -> Work:
+        return Work()
+
+    def next_deadline_ms(self) -> int | None:
+        return None
+
+    def clock_moved(self, by_ms: int) -> None:
+        pass
+
+    # State
+
+    def ask(self, questions: Sequence[Question], token: Token, *, now_ms: int) -> Work:
+        """One Answer for each. No share partition may be asked about twice."""
+        stored: list[KeyValue] = []
+        answers = []
+        for question in questions:
+            match question:
+                case Write():
+                    answers.append(self._write(question, stored, now_ms))
+                case Read():
+                    answers.append(self._read(question, stored, now_ms))
+                case Initialize():
+                    answers.append(self._initialize(question, stored, now_ms))
+                case Delete():
+                    answers.append(self._delete(question, stored))
+                case Summary():
+                    answers.append(self._summary(question))
+        to_bury = [key[_KIND_BYTES:] for key, _ in stored if key[:_KIND_BYTES] == _PENDING_KIND]
+        return self._work(stored, ((token, tuple(answers)),), to_bury)
+
+    def _write(self, write: Write, stored: list[KeyValue], now_ms: int) -> Answer:
+        name = _name(write.key)
+        state = self._states.get(name)
+        if state is None:
+            return _INVALID_WRITE
+        if UNSET != write.leader_epoch < state.leader_epoch:
+            return _FENCED_LEADER
+        if UNSET != write.state_epoch < state.state_epoch:
+            return _FENCED_STATE
+        batches, highest = write.batches, AVAILABLE
+        for first, last, delivery_state, count in batches:
+            if first < 0 or last < first or delivery_state not in _STATES or not 0 <= count <= _COUNT_MAX:
+                return _INVALID_BATCHES
+            if delivery_state > highest:
+                highest = delivery_state
+        if highest > ARCHIVED:
+            batches, buried = as_archived(batches)
+            self._bury(name, state, buried, stored)
+        leader_epoch = state.leader_epoch if write.leader_epoch == UNSET else write.leader_epoch
+        if UNSET != write.start_offset < state.start_offset:
+            # One that comes late, or again, takes nothing back.
+            complete_count = state.delivery_complete_count
+            write = write._replace(start_offset=UNSET, delivery_complete_count=complete_count)
+        stored.append(self._stored(name, state, leader_epoch, write, tidy(batches), now_ms))
+        return _DONE
+
+    def _stored(
+        self,
+        name: bytes,
+        state: PartitionState,
+        leader_epoch: int,
+        write: Write,
+        batches: Sequence[Range],
+        now_ms: int,
+    ) -> KeyValue:
+        update = Update(
+            state.snapshot_epoch, leader_epoch, write.start_offset, write.delivery_complete_count, batches
+        )
+        if state.updates >= self._updates_per_snapshot:
+            return _SNAPSHOT_KIND + name, records.encode_snapshot(state.snapshot_with(update, now_ms))
+        return _UPDATE_KIND + name, records.encode_update(update)
+
+    def _bury(
+        self, name: bytes, state: PartitionState, buried: Sequence[Range], stored: list[KeyValue]
+    ) -> None:
+        fresh = state.newly_buried(buried)
+        if fresh:
+            stored.append((_PENDING_KIND + name, records.encode_pending(fresh)))
+
+    def _read(self, read: Read, stored: list[KeyValue], now_ms: int) -> Answer:
+        name = _name(read.key)
+        state = self._states.get(name)
+        if state is None:
+            return _INVALID_READ
+        if UNSET != read.leader_epoch < state.leader_epoch:
+            return _FENCED_LEADER
+        if read.leader_epoch > state.leader_epoch:
+            # Stored, so that the leader before can write no more, whoever coordinates then.
+            fence = Write(
+                read.key,
+                state.state_epoch,
+                read.leader_epoch,
+                state.start_offset,
+                state.delivery_complete_count,
+                (),
+            )
+            stored.append(self._stored(name, state, read.leader_epoch, fence, (), now_ms))
+        return Answer(state=state.shown())
+
+    def _initialize(self, question: Initialize, stored: list[KeyValue], now_ms: int) -> Answer:
+        name = _name(question.key)
+        state = self._states.get(name)
+        if state is not None and UNSET != question.state_epoch <= state.state_epoch:
+            # What comes again must not take back what was done since.
+            is_repeated = question.state_epoch == state.state_epoch
+            is_harmless = question.start_offset in (UNSET, state.start_offset)
+            return _DONE if is_repeated and is_harmless else _FENCED_STATE
+        snapshot = Snapshot(
+            0 if state is None else state.snapshot_epoch + 1,
+            question.state_epoch,
+            0 if state is None else state.leader_epoch,
+            question.start_offset,
+            now_ms,
+            now_ms,
+            UNSET if question.start_offset == UNSET else 0,
+            (),
+        )
+        stored.append((_SNAPSHOT_KIND + name, records.encode_snapshot(snapshot)))
+        return _DONE
+
+    def _delete(self, question: Delete, stored: list[KeyValue]) -> Answer:
+        name = _name(question.key)
+        if name in self._states:
+            stored.append((_SNAPSHOT_KIND + name, None))
+        return _DONE
+
+    def _summary(self, question: Summary) -> Answer:
+        state = self._states.get(_name(question.key))
+        return Answer(summary=_NOTHING if state is None else state.summary())
+
+    # Dead letters
+
+    def next_burials(self, busy: Iterable[Key], token: Token) -> Work:
+        """Answered with the share partitions that have dead letters to bury; waits while there are none.
+
+        Not with those that the one who asks is busy with already. Who asks again takes the place of who asked before.
+        """
+        self._watcher, self._busy = token, frozenset(map(_name, busy))
+        return self._work([], (), [name for name, burials in self._burials.items() if burials.pending])
+
+    def _work(
+        self,
+        stored: list[KeyValue],
+        replies: tuple[tuple[Token, object], ...],
+        to_bury: Iterable[bytes] = (),
+    ) -> Work:
+        if self._watcher is not None:
+            keys = tuple(decode_key(_PENDING_KIND + name) for name in to_bury if name not in self._busy)
+            if keys:
+                replies += ((self._watcher, keys),)
+                self._watcher = None
+        return Work(records=tuple(stored), replies=replies)
+
+    def burial(self, key: Key) -> BurialView | None:
+        """None where nothing is left to do."""
+        burials = self._burials.get(_name(key))
+        if burials is None or not burials.pending:
+            return None
+        return burials.view(key, _VIEW_RANGES_MAX)
+
+    def plan_burial(self, key: Key, plan: Plan, token: Token) -> Work:
+        """Answered with whether it is stored; False when it does not fit any more."""
+        name = _name(key)
+        burials = self._burials.get(name)
+        if burials is None or burials.refuses(plan):
+            return self._work([], ((token, False),))
+        return self._work([(_PLAN_KIND + name, records.encode_plan(plan))], ((token, True),))
+
+    def settle_burial(self, key: Key, settled: Settled, plan: Plan | None, token: Token) -> Work:
+        """`plan` is over: carried out, if anything is resolved, or given up.
+
+        Answered with whether it was the open one.
+        """
+        name = _name(key)
+        burials = self._burials.get(name)
+        if burials is None or burials.plan != plan:
+            return self._work([], ((token, False),))
+        return self._work([(_SETTLED_KIND + name, records.encode_settled(settled))], ((token, True),))
+
+    def forget_burials(self, key: Key, token: Token) -> Work:
+        """The source is gone, and nothing is left to do."""
+        name = _name(key)
+        burials = self._burials.get(name)
+        if burials is None or burials.pending:
+            return self._work([], ((token, False),))
+        return self._work([(encode_key(records.BURIALS, key), None)], ((token, True),))
+
+    def take_finished(self) -> dict[str, int]:
+        """How many records each group has finished since this was last asked."""
+        finished, self._finished = self._finished, {}
+        return finished
+
+    # The whole
+
+    def checkpoint(self, names: Iterable[bytes], token: Token, *, now_ms: int) -> Work:
+        """Say all of it again, so that the log before can go; in pieces, as `names` are some of `names()`."""
+        stored: list[KeyValue] = []
+        for name in names:
+            state, burials = self._states.get(name), self._burials.get(name)
+            if state is not None:
+                stored.append((_SNAPSHOT_KIND + name, records.encode_snapshot(state.snapshot(now_ms))))
+            if burials is not None:
+                stored += burials.snapshot(self._keys[name])
+        return self._work(stored, ((token, None),))
+
+    def names(self) -> tuple[bytes, ...]:
+        return tuple(self._keys)
+
+    def keys(self) -> tuple[Key, ...]:
+        return tuple(self._keys.values())
+
+    def stored(self) -> dict[Key, tuple[ShareState | None, ShareSummary | None, BurialView | None]]:
+        """Everything durable: what a shard loaded from the same records would hold too."""
+        return {key: self._stored_of(name, key) for name, key in sorted(self._keys.items())}
+
+    def _stored_of(
+        self, name: bytes, key: Key
+    ) -> tuple[ShareState | None, ShareSummary | None, BurialView | None]:
+        state, burials = self._states.get(name), self._burials.get(name)
+        return (
+            None if state is None else state.shown(),
+            None if state is None else state.summary(),
+            None if burials is None else burials.view(key, burials.pending_count),
+        )
+
+    def counts(self) -> tuple[int, int, int]:
+        """Dead letters that are pending, buried and lost."""
+        all_burials = self._burials.values()
+        return (
+            sum(one.pending_count for one in all_burials),
+            sum(one.buried for one in all_burials),
+            sum(one.lost for one in all_burials),
+        )
+
+
+def _name(key: Key) -> bytes:
+    return encode_key(0, key)[_KIND_BYTES:]
+
+
+_ANY = Key("", UUID(int=0), 0)
+_SNAPSHOT_KIND, _UPDATE_KIND, _PENDING_KIND, _PLAN_KIND, _SETTLED_KIND = (
+    encode_key(kind, _ANY)[:_KIND_BYTES]
+    for kind in (records.SNAPSHOT, records.UPDATE, records.PENDING, records.PLAN, records.SETTLED)
+)
+_DONE: Final = Answer()
+_NOTHING: Final = ShareSummary(0, 0, UNSET, UNSET)
+_FENCED_LEADER: Final = Answer(ErrorCode.fenced_leader_epoch, "a later leader has read or written the state")
+_FENCED_STATE: Final = Answer(ErrorCode.fenced_state_epoch, "the state was initialised again since")
+_INVALID_WRITE: Final = Answer(
+    ErrorCode.invalid_request, "Write operation on uninitialized share partition not allowed."
+)
+_INVALID_READ: Final = Answer(
+    ErrorCode.invalid_request, "Read operation on uninitialized share partition not allowed."
+)
+_INVALID_BATCHES: Final = Answer(ErrorCode.invalid_request, "state batches that cannot be")

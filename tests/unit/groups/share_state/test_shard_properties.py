@@ -1,0 +1,203 @@
+"""Share state against a model that knows every offset by itself, under any writes, reloads and repeats."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.groups.share_state.ranges import Range, cut_before, merge_into, overlay, subtract, tidy
+from penstock.groups.share_state.shard import ShareStateShard
+from penstock.groups.share_state.values import ARCHIVED, BURIED, UNSET, Answer, Initialize, Key, Read, Write
+from penstock.protocol.errors import ErrorCode
+
+KEY = Key("group", UUID(int=7), 3)
+
+_range = st.tuples(st.integers(0, 40), st.integers(0, 12), st.sampled_from((0, 2, 4)), st.integers(0, 4)).map(
+    lambda drawn: (drawn[0], drawn[0] + drawn[1], drawn[2], drawn[3])
+)
+_ranges = st.lists(_range, max_size=12)
+
+
+def by_offset(ranges: Sequence[Range]) -> dict[int, tuple[int, int]]:
+    """What is known of each offset: (count, state), the larger of them where there are several."""
+    known: dict[int, tuple[int, int]] = {}
+    for first, last, state, count in ranges:
+        for offset in range(first, last + 1):
+            known[offset] = max(known.get(offset, (-1, -1)), (count, state))
+    return known
+
+
+def is_tidy(ranges: Sequence[Range]) -> bool:
+    neighbours = zip(ranges, ranges[1:], strict=False)
+    return all(a[1] < b[0] and (a[1] + 1 < b[0] or a[2:] != b[2:]) and a[0] <= a[1] for a, b in neighbours)
+
+
+@given(_ranges, _ranges)
+def test_ranges_are_put_together_offset_by_offset(left: list[Range], right: list[Range]) -> None:
+    combined = overlay(tidy(left), tidy(right))
+    assert by_offset(combined) == by_offset([*left, *right])
+    assert is_tidy(combined)
+    merged = list(tidy(left))
+    merge_into(merged, tidy(right))
+    assert merged == combined
+
+
+@given(st.lists(_range, min_size=20, max_size=60), _range)
+def test_one_range_among_many_finds_its_place(many: list[Range], one: Range) -> None:
+    spread = tidy([(first * 9, last * 9, state, count) for first, last, state, count in many])
+    merged = list(spread)
+    merge_into(merged, (one, (one[1] + 100, one[1] + 300, 2, 4)))
+    assert merged == overlay(spread, (one, (one[1] + 100, one[1] + 300, 2, 4)))
+
+
+@given(_ranges, st.integers(0, 55), _ranges)
+def test_cutting_and_taking_away(ranges: list[Range], offset: int, taken: list[Range]) -> None:
+    ordered = list(tidy(ranges))
+    left = subtract(ordered, tidy(taken))
+    gone = by_offset(taken)
+    assert by_offset(left) == {at: known for at, known in by_offset(ranges).items() if at not in gone}
+    cut_before(ordered, offset)
+    assert by_offset(ordered) == {at: known for at, known in by_offset(ranges).items() if at >= offset}
+
+
+class Log:
+    """The records of a shard, and the shard that they make."""
+
+    def __init__(self, updates_per_snapshot: int) -> None:
+        self._updates_per_snapshot = updates_per_snapshot
+        self.batches: list[tuple[tuple[bytes, bytes | None], ...]] = []
+        self.stored: list[object] = []
+        self.shard = self._fresh()
+
+    def _fresh(self) -> ShareStateShard:
+        return ShareStateShard(updates_per_snapshot=self._updates_per_snapshot)
+
+    def ask(self, *questions: Initialize | Read | Write) -> Answer:
+        work = self.shard.ask(questions, "me", now_ms=len(self.batches))
+        self.append(work.records)
+        ((token, answers),) = work.replies
+        assert token == "me"
+        assert isinstance(answers, tuple)
+        return answers[-1]  # type: ignore[no-any-return]
+
+    def append(self, records: tuple[tuple[bytes, bytes | None], ...]) -> None:
+        for record in records:
+            self.shard.replay(*record)
+        if records:
+            self.batches.append(records)
+            self.stored.append(self.shard.stored())
+
+    def loaded(self, batches: int) -> ShareStateShard:
+        shard = self._fresh()
+        for records in self.batches[:batches]:
+            for record in records:
+                shard.replay(*record)
+        return shard
+
+
+class Model:
+    """Every offset by itself."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.known: dict[int, tuple[int, int]] = {}
+        self.pending: dict[int, tuple[int, int]] = {}
+
+    def write(self, start: int, batches: Sequence[Range]) -> None:
+        for offset, (count, state) in by_offset(batches).items():
+            if offset < self.start:
+                continue
+            before = self.known.get(offset, (0, 0))
+            if state in BURIED and before[1] == 0 and count >= before[0]:
+                self.pending[offset] = (count, state)
+            if state in BURIED:
+                state = ARCHIVED
+            self.known[offset] = max(before if offset in self.known else (-1, -1), (count, state))
+        self.start = max(self.start, start)
+        self.known = {offset: known for offset, known in self.known.items() if offset >= self.start}
+
+
+_written = st.lists(
+    st.tuples(
+        st.integers(0, 40), st.integers(0, 6), st.sampled_from((0, 2, 4, 32, 33, 34)), st.integers(1, 5)
+    ).map(lambda drawn: (drawn[0], drawn[0] + drawn[1], drawn[2], drawn[3])),
+    max_size=8,
+).filter(lambda ranges: _apart(ranges))
+
+
+def _apart(ranges: Sequence[Range]) -> bool:
+    """Within one write an offset has one fate."""
+    seen = [offset for first, last, _, _ in ranges for offset in range(first, last + 1)]
+    return len(seen) == len(set(seen))
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.integers(UNSET, 30), _written), max_size=14), st.integers(1, 4))
+def test_the_shard_equals_the_model_and_so_does_what_is_loaded_from_any_prefix(
+    writes: list[tuple[int, list[Range]]], updates_per_snapshot: int
+) -> None:
+    log, model = Log(updates_per_snapshot), Model()
+    log.ask(Initialize(KEY, 1, 0))
+    for start, batches in writes:
+        write = Write(KEY, 1, 5, start, 0, batches)
+        assert log.ask(write) == Answer()
+        model.write(start, batches)
+        check(log.shard, model)
+        # Writing it again, as after a lost reply, changes nothing.
+        assert log.ask(write) == Answer()
+        check(log.shard, model)
+    for prefix in range(1, len(log.batches) + 1):
+        assert log.loaded(prefix).stored() == log.stored[prefix - 1]
+
+
+def check(shard: ShareStateShard, model: Model) -> None:
+    state, _, burials = shard.stored()[KEY]
+    assert state is not None
+    assert state.start_offset == model.start
+    assert is_tidy(state.batches)
+    assert by_offset(state.batches) == model.known
+    assert by_offset(() if burials is None else burials.pending) == model.pending
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5), st.integers(0, 5))
+def test_older_leaders_and_older_states_are_fenced(
+    leader: int, other_leader: int, epoch: int, other_epoch: int
+) -> None:
+    log = Log(500)
+    log.ask(Initialize(KEY, epoch, 0))
+    assert log.ask(Read(KEY, leader)).error is ErrorCode.none
+    before = log.shard.stored()
+    answer = log.ask(Write(KEY, other_epoch, other_leader, 5, 0, [(5, 6, 2, 1)]))
+    if other_leader < leader:
+        assert answer.error is ErrorCode.fenced_leader_epoch
+    elif other_epoch < epoch:
+        assert answer.error is ErrorCode.fenced_state_epoch
+    else:
+        assert answer.error is ErrorCode.none
+    # Whoever is fenced changes nothing, and a shard that is loaded fences the same.
+    if answer.error is not ErrorCode.none:
+        assert log.shard.stored() == before
+        loaded = log.loaded(len(log.batches))
+        again = loaded.ask([Write(KEY, other_epoch, other_leader, 5, 0, [])], "me", now_ms=0)
+        assert again.replies == (("me", (answer,)),)
+    assert (log.ask(Read(KEY, other_leader)).error is ErrorCode.none) == (other_leader >= leader)
+
+
+@given(st.lists(_written, max_size=6), st.integers(0, 6))
+def test_a_checkpoint_says_all_that_was_said_before(writes: list[list[Range]], later: int) -> None:
+    log = Log(3)
+    other = KEY._replace(partition=9)
+    log.ask(Initialize(KEY, 1, 0), Initialize(other, 1, 0))
+    for place, batches in enumerate(writes):
+        log.ask(Write(KEY if place % 2 else other, 1, 5, UNSET, 0, batches))
+    begun = len(log.batches)
+    for name in log.shard.names():
+        log.append(log.shard.checkpoint([name], "me", now_ms=9).records)
+        if later:
+            log.ask(Write(KEY, 1, 5, UNSET, 0, [(later, later, 33, 5)]))
+    shard = ShareStateShard(updates_per_snapshot=3)
+    for records in log.batches[begun:]:
+        for record in records:
+            shard.replay(*record)
+    assert shard.stored() == log.shard.stored()
