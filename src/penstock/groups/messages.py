@@ -146,6 +146,8 @@ class FetchedOffset:
     topic: str
     partition: int
     committed: CommittedOffset | None
+    #: Not told, because an open transaction may change it.
+    is_unstable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from penstock.groups.messages import (
     PartitionsReply,
 )
 from penstock.groups.records import CommittedOffset, OffsetRecord, can_store
+from penstock.groups.transactional_offsets import Place, StagedOffsets
 from penstock.groups.work import Step
 from penstock.protocol.errors import ErrorCode
 
@@ -18,19 +19,41 @@ TopicPartition = tuple[str, int]
 
 
 class OffsetStore:
-    """Group -> topic -> partition -> offset. Only replay writes here."""
+    """Group -> topic -> partition -> offset, and what open transactions have staged. Only replay writes here."""
 
-    __slots__ = ("_groups",)
+    __slots__ = ("_groups", "_staged")
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
+        self._staged = StagedOffsets()
 
     def replay(self, record: OffsetRecord) -> None:
+        place = Place(record.group, record.topic, record.partition)
         if record.value is None:
             self._remove(record.group, record.topic, record.partition)
+            self._staged.drop(place)
         else:
-            topics = self._groups.setdefault(record.group, {})
-            topics.setdefault(record.topic, {})[record.partition] = record.value
+            self._put(place, record.value)
+            self._staged.overtake(place)
+
+    def replay_pending(self, producer_id: int, record: OffsetRecord) -> None:
+        assert record.value is not None
+        place = Place(record.group, record.topic, record.partition)
+        self._staged.stage(producer_id, place, record.value)
+
+    def end_transaction(self, producer_id: int, committed: bool) -> tuple[str, ...]:
+        """The groups that it was open in."""
+        groups = self._staged.groups_of(producer_id)
+        for place, offset in self._staged.end(producer_id, committed=committed):
+            self._put(place, offset)
+        return groups
+
+    def is_staged(self, group_id: str, topic: str, partition: int) -> bool:
+        """Whether an open transaction may change this offset."""
+        return Place(group_id, topic, partition) in self._staged
+
+    def has_transaction(self, group_id: str) -> bool:
+        return self._staged.has_transaction(group_id)
 
     def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
         return self._groups.get(group_id, {}).get(topic, {}).get(partition)
@@ -40,14 +63,31 @@ class OffsetStore:
             for partition, offset in partitions.items():
                 yield topic, partition, offset
 
+    def places_of(self, group_id: str) -> Iterator[TopicPartition]:
+        """Where a group has an offset, be it only staged."""
+        committed = ((topic, partition) for topic, partition, _ in self.of_group(group_id))
+        staged = ((place.topic, place.partition) for place in self._staged.of_group(group_id))
+        yield from dict.fromkeys((*committed, *staged))
+
     def of_topic(self, topic: str) -> Iterator[tuple[str, int]]:
-        """(group, partition) of every offset in this topic."""
-        for group_id, topics in self._groups.items():
-            for partition in topics.get(topic, {}):
-                yield group_id, partition
+        """(group, partition) of every offset in this topic, be it only staged."""
+        committed = (
+            (group_id, partition)
+            for group_id, topics in self._groups.items()
+            for partition in topics.get(topic, {})
+        )
+        staged = ((place.group, place.partition) for place in self._staged.of_topic(topic))
+        yield from dict.fromkeys((*committed, *staged))
 
     def has(self, group_id: str) -> bool:
-        return group_id in self._groups
+        return group_id in self._groups or self.has_transaction(group_id)
+
+    def staged(self) -> dict[Place, tuple[tuple[int, CommittedOffset | None], ...]]:
+        """By producer, in the order in which they count; None where another commit has overtaken it."""
+        return self._staged.snapshot()
+
+    def _put(self, place: Place, offset: CommittedOffset) -> None:
+        self._groups.setdefault(place.group, {}).setdefault(place.topic, {})[place.partition] = offset
 
     def _remove(self, group_id: str, topic: str, partition: int) -> None:
         topics = self._groups.get(group_id, {})
@@ -75,6 +115,22 @@ def commit(group: Group | None, request: CommitRequest, step: Step) -> Partition
     return PartitionsReply(partitions=tuple(_commit_one(request, each, step) for each in request.offsets))
 
 
+def stage(group: Group | None, request: CommitRequest, step: Step) -> PartitionsReply:
+    """A commit as part of a transaction, for which its producer vouches that the member has it (KIP-447)."""
+    if group is None:
+        error = ErrorCode.none if request.generation < 0 else ErrorCode.illegal_generation
+    else:
+        error = group.check_commit(
+            request.member_id, request.instance_id, request.generation, is_transactional=True
+        )
+    if error is ErrorCode.stale_member_epoch:
+        # Producers know of generations only.
+        error = ErrorCode.illegal_generation
+    if error is not ErrorCode.none:
+        return PartitionsReply(error=error)
+    return PartitionsReply(partitions=tuple(_commit_one(request, each, step) for each in request.offsets))
+
+
 def _commit_one(request: CommitRequest, each: OffsetToCommit, step: Step) -> PartitionError:
     if len(each.metadata) > step.settings.offset_metadata_max_bytes or not can_store(each.metadata):
         error = ErrorCode.offset_metadata_too_large
@@ -94,18 +150,29 @@ def _commit_one(request: CommitRequest, each: OffsetToCommit, step: Step) -> Par
 
 
 def fetch(
-    store: OffsetStore, group_id: str, partitions: Iterable[TopicPartition] | None
+    store: OffsetStore,
+    group_id: str,
+    partitions: Iterable[TopicPartition] | None,
+    *,
+    require_stable: bool = False,
 ) -> tuple[FetchedOffset, ...]:
-    """All of a group's offsets when no partitions are named."""
+    """All of a group's offsets when no partitions are named.
+
+    With `require_stable`, an offset that an open transaction may change is not told, but that it is unstable.
+    """
     if partitions is None:
-        return tuple(
-            FetchedOffset(topic=topic, partition=partition, committed=offset)
-            for topic, partition, offset in store.of_group(group_id)
-        )
+        partitions = [(topic, partition) for topic, partition, _ in store.of_group(group_id)]
     return tuple(
-        FetchedOffset(topic=topic, partition=partition, committed=store.get(group_id, topic, partition))
-        for topic, partition in partitions
+        _fetch_one(store, group_id, topic, partition, require_stable) for topic, partition in partitions
     )
+
+
+def _fetch_one(
+    store: OffsetStore, group_id: str, topic: str, partition: int, require_stable: bool
+) -> FetchedOffset:
+    is_unstable = require_stable and store.is_staged(group_id, topic, partition)
+    committed = None if is_unstable else store.get(group_id, topic, partition)
+    return FetchedOffset(topic=topic, partition=partition, committed=committed, is_unstable=is_unstable)
 
 
 def delete_offsets(
@@ -125,7 +192,8 @@ def _delete_one(store: OffsetStore, group: Group, topic: str, partition: int, st
     if group.is_subscribed(topic):
         error = ErrorCode.group_subscribed_to_topic
         return PartitionError(topic=topic, partition=partition, error=error)
-    if store.get(group.group_id, topic, partition) is not None:
+    is_there = store.get(group.group_id, topic, partition) is not None
+    if is_there or store.is_staged(group.group_id, topic, partition):
         forget(group.group_id, topic, partition, step)
     return PartitionError(topic=topic, partition=partition)
 
@@ -135,10 +203,11 @@ def forget(group_id: str, topic: str, partition: int, step: Step) -> None:
 
 
 def expire(store: OffsetStore, group: Group, step: Step) -> bool:
-    """Forget the offsets whose time is up. True when the group has none left."""
-    kept = False
+    """Forget the offsets whose time is up, unless a transaction is about them. True when the group has none left."""
+    kept = store.has_transaction(group.group_id)
     for topic, partition, offset in store.of_group(group.group_id):
-        if group.is_subscribed(topic) or not _has_expired(group, offset, step):
+        in_use = group.is_subscribed(topic) or store.is_staged(group.group_id, topic, partition)
+        if in_use or not _has_expired(group, offset, step):
             kept = True
         else:
             forget(group.group_id, topic, partition, step)

@@ -41,7 +41,7 @@ from penstock.groups.records import (
 from penstock.groups.settings import GroupSettings
 from penstock.groups.timers import Timers
 from penstock.groups.topics import NO_TOPICS, Topics
-from penstock.groups.work import Step, Timer, Token, Work
+from penstock.groups.work import Producer, Step, Timer, Token, Work
 from penstock.protocol.errors import ErrorCode
 
 _EXPIRE: Final = Timer("expire")
@@ -75,6 +75,22 @@ class GroupShard:
             self.unknown_records += 1
         else:
             replay(self, key, value)
+
+    def replay_pending(self, producer_id: int, key: bytes, value: bytes | None) -> None:
+        """A record of a transaction, which counts once that is committed."""
+        record = decode(key, value)
+        if not isinstance(record, OffsetRecord):
+            self.unknown_records += 1
+        elif record.value is None:
+            self._replay_offset(key, value)
+        else:
+            self.offsets.replay_pending(producer_id, record)
+            self.groups.setdefault(record.group, Classic(record.group))
+
+    def transaction_ended(self, producer_id: int, committed: bool) -> None:
+        for group_id in self.offsets.end_transaction(producer_id, committed):
+            if group_id in self.groups:
+                self._drop_if_unused(self.groups[group_id])
 
     def loaded(self, now_ms: int) -> Work:
         """To be called once after the log was replayed: from now on members are expected to be heard of."""
@@ -167,6 +183,17 @@ class GroupShard:
         step.reply(token, reply)
         return step.work()
 
+    def commit_in_transaction(
+        self, request: CommitRequest, producer: Producer, token: Token, *, now_ms: int
+    ) -> Work:
+        step = self.step(now_ms)
+        if can_store(request.group_id):
+            reply = offset_rules.stage(self.groups.get(request.group_id), request, step)
+        else:
+            reply = PartitionsReply(error=ErrorCode.invalid_group_id)
+        step.reply(token, reply)
+        return step.work(producer)
+
     def delete_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition], token: Token, *, now_ms: int
     ) -> Work:
@@ -175,8 +202,14 @@ class GroupShard:
         step.reply(token, offset_rules.delete_offsets(self.offsets, group, partitions, step))
         return step.work()
 
-    def fetch(self, group_id: str, partitions: Iterable[TopicPartition] | None) -> tuple[FetchedOffset, ...]:
-        return offset_rules.fetch(self.offsets, group_id, partitions)
+    def fetch(
+        self,
+        group_id: str,
+        partitions: Iterable[TopicPartition] | None,
+        *,
+        require_stable: bool = False,
+    ) -> tuple[FetchedOffset, ...]:
+        return offset_rules.fetch(self.offsets, group_id, partitions, require_stable=require_stable)
 
     def forget_topics(self, topics: Iterable[str], token: Token, *, now_ms: int) -> Work:
         """These topics were deleted; a new topic of the same name must not inherit positions."""
@@ -256,7 +289,7 @@ class GroupShard:
             return ErrorCode.group_id_not_found
         if not group.is_empty:
             return ErrorCode.non_empty_group
-        for topic, partition, _ in self.offsets.of_group(group_id):
+        for topic, partition in self.offsets.places_of(group_id):
             offset_rules.forget(group_id, topic, partition, step)
         step.store_all(group.tombstones())
         return ErrorCode.none

@@ -12,12 +12,19 @@ from penstock.groups.timers import Timers
 Token = Hashable
 
 
+class Producer(NamedTuple):
+    id: int
+    epoch: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """Append the records as one, replay them, and give out the replies once they are committed."""
 
     records: tuple[KeyValue, ...] = ()
     replies: tuple[tuple[Token, object], ...] = ()
+    #: In whose transaction the records are; they are pending then, and replayed as such.
+    producer: Producer | None = None
 
 
 class Timer(NamedTuple):
@@ -60,5 +67,5 @@ class Step:
     def schedule_in(self, timer: Timer, delay_ms: int) -> None:
         self.timers.schedule(timer, self.now_ms + delay_ms)
 
-    def work(self) -> Work:
-        return Work(records=tuple(self._records), replies=tuple(self._replies))
+    def work(self, producer: Producer | None = None) -> Work:
+        return Work(records=tuple(self._records), replies=tuple(self._replies), producer=producer)
