@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from enum import Enum
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import UUID
 
 from penstock.broker.flusher import Flusher
@@ -39,6 +39,7 @@ logger = logging.getLogger("penstock.replication")
 _WAKE_ALL: Final = 1 << 62
 #: The place of a follower's high watermark: nobody reads there.
 _SOMEWHERE: Final = -1
+_NOWHERE: Final = LogPosition(-1, _SOMEWHERE, _SOMEWHERE)
 
 
 #: Called without an error once it is committed, or with the reason why it never will be.
@@ -66,6 +67,7 @@ class Partition:
         "_metrics",
         "_retired",
         "_sync_waiters",
+        "_unstable",
         "_waiting_since",
         "adding_count",
         "codec",
@@ -129,11 +131,12 @@ class Partition:
         self.high = log.end if high_watermark is None else self._bounded(high_watermark)
         #: The furthest that a leader has called committed, whether it is here or not.
         self.leaders_high_watermark = self.high.offset
-        self.last_turn: asyncio.Task[None] | None = None
+        self.last_turn: asyncio.Task[Any] | None = None
         #: The fetch sessions of followers at this partition.
         self.followers: set[FollowerWaiter] = set()
         self._metrics = metrics
         self._retired = False
+        self._unstable = _NOWHERE  # where the last stable offset was found last
         self._commit_waiters: deque[tuple[int, OnCommit]] = deque()
         self._given_up: set[OnCommit] = set()  # those of them that nobody waits for any more
         self._waiting_since = 0.0  # when the oldest of them came, about
@@ -182,11 +185,28 @@ class Partition:
 
     @property
     def last_stable(self) -> LogPosition:
-        """Where read_committed ends: before the first record of the oldest open transaction."""
-        first_open = self.log.producers.first_open_offset
-        if first_open is None or first_open >= self.high.offset:
-            return self.high
-        return self.log.position_of(first_open)
+        """Where read_committed ends: before the oldest transaction that is open, or whose end is not committed."""
+        transactions = self.log.producers.transactions
+        high = self.high
+        if not transactions.is_unstable:
+            return high
+        unstable = transactions.first_unstable_offset(high.offset)
+        if unstable is None or unstable >= high.offset:
+            return high
+        # Retention may have taken the beginning of a transaction that never ends.
+        offset = max(unstable, self.log.start_offset)
+        if self._unstable.offset != offset:
+            self._unstable = self.log.position_of(offset)
+        return self._unstable
+
+    @property
+    def last_stable_offset(self) -> int:
+        """As `last_stable`, for who does not read there."""
+        high_watermark = self.high.offset
+        unstable = self.log.producers.transactions.first_unstable_offset(high_watermark)
+        return (
+            high_watermark if unstable is None else min(high_watermark, max(unstable, self.log.start_offset))
+        )
 
     def epoch_at(self, offset: int) -> int:
         """The leader epoch of what stands, or will stand, at an offset; -1 when unknown.
@@ -294,10 +314,18 @@ class Partition:
         """What the leader says is committed, as far as it is durable here. For a follower only."""
         if self.role is Role.FOLLOWER and offset > self.high.offset:
             self.high = self._bounded(offset)
+            self._settle_transactions()
 
     def truncated(self) -> None:
         """The log was cut back, or begun anew further on."""
         self.high = self._bounded(self.high.offset)
+        self._unstable = _NOWHERE
+
+    def _settle_transactions(self) -> None:
+        """Ended ones are remembered until their markers are committed."""
+        transactions = self.log.producers.transactions
+        if transactions.has_ended:
+            transactions.settle(self.high.offset)
 
     def _bounded(self, offset: int) -> LogPosition:
         end = self.log.end
@@ -311,12 +339,12 @@ class Partition:
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def begin_turn(self, task: asyncio.Task[None]) -> None:
+    def begin_turn(self, task: asyncio.Task[Any]) -> None:
         """This task appends after all that came before it; what comes later waits for it."""
         self.last_turn = task
         task.add_done_callback(self._turn_over)
 
-    def _turn_over(self, task: asyncio.Task[None]) -> None:
+    def _turn_over(self, task: asyncio.Task[Any]) -> None:
         if self.last_turn is task:
             self.last_turn = None
             self._choose_path()
@@ -435,6 +463,7 @@ class Partition:
         if to.offset <= before.offset:
             return
         self.high = to
+        self._settle_transactions()
         if self._commit_waiters and self._commit_waiters[0][0] < to.offset:
             self._release(to.offset)
         if self.followers:

@@ -19,20 +19,31 @@ from penstock.protocol.fetch import TOPIC_IDS_FROM, FetchRequest, PartitionData
 if TYPE_CHECKING:
     from penstock.broker.context import RequestContext
     from penstock.broker.partition import Partition
-    from penstock.log.log import Slice
+    from penstock.log.aborted import Aborted
+    from penstock.log.log import Log, Slice
     from penstock.log.positions import LogPosition
 
 _READ_COMMITTED: Final = 1
 _OK: Final = ErrorCode.none.value
 
+#: A partition, an offset in it, and the leader epoch: what was read in an earlier one may have been cut away since.
+Place = tuple[Key, int, int]
+
 
 class NotCached(Exception):
     """The bytes wanted next are not in the page cache; reading them would block the loop."""
 
-    def __init__(self, key: Key, offset: int, read: Callable[[], Slice]) -> None:
-        super().__init__(key, offset)
-        self.place = (key, offset)
+    def __init__(self, place: Place, read: Callable[[], Stretch]) -> None:
+        super().__init__(place)
+        self.place = place
         self.read = read
+
+
+class Stretch(NamedTuple):
+    """A piece of the log, and for readers of what is committed the transactions in it that were aborted."""
+
+    records: Slice
+    aborted: tuple[Aborted, ...]
 
 
 class Read(NamedTuple):
@@ -63,7 +74,7 @@ class Reads:
         partitions = ctx.node.partitions
         self._partitions_of = partitions.by_raw_id if self._by_id else partitions.by_raw_name
         self._listener = ctx.listener
-        self.from_disk: dict[tuple[Key, int], Slice | ApiError] = {}
+        self.from_disk: dict[Place, Stretch | ApiError] = {}
         self.hints: LeaderHints | None = None
 
     @property
@@ -114,26 +125,48 @@ class Reads:
             upto = partition.log.end
         records: BytesLike = b""
         next_offset = -1
+        aborted: tuple[Aborted, ...] | None = () if self._read_committed else None
         if wanted.offset < upto.offset and (bytes_left > 0 or is_first):
             size = min(wanted.max_bytes, bytes_left)
-            records, next_offset = self._records(key, partition, wanted.offset, size, upto, is_first)
-        aborted = () if self._read_committed else None
+            place = (key, wanted.offset, partition.leader_epoch)
+            if self._read_committed:
+                (records, next_offset), aborted = self._committed(place, partition, size, upto, is_first)
+            else:
+                records, next_offset = self._records(place, partition, size, upto, is_first)
         data = PartitionData(key[1], _OK, high, stable, partition.log.start_offset, records, aborted)
         return Read(data, next_offset, upto.offset)
 
     def _records(
-        self, key: Key, partition: Partition, offset: int, size: int, upto: LogPosition, is_first: bool
+        self, place: Place, partition: Partition, size: int, upto: LogPosition, is_first: bool
     ) -> Slice:
-        if self.from_disk and (from_disk := self.from_disk.get((key, offset))) is not None:
+        if self.from_disk and (from_disk := self.from_disk.get(place)) is not None:
             if isinstance(from_disk, ApiError):
                 raise from_disk
-            return from_disk
-        log = partition.log
+            return from_disk.records
         try:
-            return log.read(offset, size, upto, at_least_one=is_first, nowait=True)
+            return partition.log.read(place[1], size, upto, at_least_one=is_first, nowait=True)
         except BlockingIOError:
-            read = partial(log.read, offset, size, upto, at_least_one=is_first)
-            raise NotCached(key, offset, read) from None
+            raise self._not_cached(place, partition, size, upto, is_first) from None
+
+    def _committed(
+        self, place: Place, partition: Partition, size: int, upto: LogPosition, is_first: bool
+    ) -> Stretch:
+        records = self._records(place, partition, size, upto, is_first)
+        if not records.data:
+            return Stretch(records, ())
+        if isinstance(from_disk := self.from_disk.get(place), Stretch):
+            return from_disk
+        try:
+            return Stretch(records, partition.log.aborted_in(place[1], records.next_offset, nowait=True))
+        except BlockingIOError:
+            raise self._not_cached(place, partition, size, upto, is_first) from None
+
+    def _not_cached(
+        self, place: Place, partition: Partition, size: int, upto: LogPosition, is_first: bool
+    ) -> NotCached:
+        return NotCached(
+            place, partial(_stretch, partition.log, place[1], size, upto, is_first, self._read_committed)
+        )
 
     # -- followers -----------------------------------------------------------------------------------
 
@@ -175,6 +208,16 @@ class Reads:
         if self.hints is None:
             self.hints = LeaderHints(self._node, self._listener, by_id=self._by_id)
         return self.hints.leader(*key, error)
+
+
+def _stretch(
+    log: Log, offset: int, size: int, upto: LogPosition, is_first: bool, read_committed: bool
+) -> Stretch:
+    """In any thread: what was aborted below a last stable offset is the same at any later moment."""
+    records = log.read(offset, size, upto, at_least_one=is_first)
+    if not (read_committed and records.data):
+        return Stretch(records, ())
+    return Stretch(records, log.aborted_in(offset, records.next_offset))
 
 
 def _divergence(partition: Partition, wanted: Wanted) -> tuple[int, int] | None:

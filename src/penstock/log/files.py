@@ -7,6 +7,7 @@ from errno import EIO, EMFILE, ENFILE, ENOENT, EOPNOTSUPP
 from pathlib import Path
 from typing import Final
 
+from penstock.log.aborted import AbortedIndex
 from penstock.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex
 from penstock.log.names import LOG, SEGMENT_FILES
 from penstock.log.segment import Segment
@@ -104,17 +105,30 @@ class FilePool:
 
     def index_loaded(self, segment: Segment, offsets: OffsetIndex, times: TimeIndex) -> None:
         """Keep indexes that can be loaded again, as long as all of them fit the bound."""
-        size = len(offsets) * OFFSET_ENTRY_BYTES + len(times) * TIME_ENTRY_BYTES
         with self._lock:
             segment.offsets, segment.times = offsets, times
-            if segment.retired:
-                return
-            self._indexed_bytes += size - self._indexed.pop(segment, 0)
-            self._indexed[segment] = size
-            while self._indexed_bytes > self._index_bytes_max and len(self._indexed) > 1:
-                oldest, oldest_bytes = self._indexed.popitem(last=False)
-                oldest.offsets = oldest.times = None
-                self._indexed_bytes -= oldest_bytes
+            self._account(segment)
+
+    def aborted_loaded(self, segment: Segment, aborted: AbortedIndex) -> None:
+        """As `index_loaded`."""
+        with self._lock:
+            segment.aborted = aborted
+            self._account(segment)
+
+    def _account(self, segment: Segment) -> None:
+        if segment.retired:
+            return
+        size = 0
+        if segment.offsets is not None and segment.times is not None:
+            size += len(segment.offsets) * OFFSET_ENTRY_BYTES + len(segment.times) * TIME_ENTRY_BYTES
+        if segment.aborted is not None:
+            size += len(segment.aborted.data)
+        self._indexed_bytes += size - self._indexed.pop(segment, 0)
+        self._indexed[segment] = size
+        while self._indexed_bytes > self._index_bytes_max and len(self._indexed) > 1:
+            oldest, oldest_bytes = self._indexed.popitem(last=False)
+            oldest.offsets = oldest.times = oldest.aborted = None
+            self._indexed_bytes -= oldest_bytes
 
     def keep_index(self, segment: Segment) -> None:
         """The segment is about to be written: its index is no longer a copy of a file."""

@@ -1,20 +1,22 @@
 """One partition on disk. Appends belong to the event loop; reads may come from any thread meanwhile."""
 
+import logging
 import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from errno import ENOSPC
+from errno import ENOENT, ENOSPC
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from penstock.log import leftovers, recovery, retention, snapshots, timestamps
+from penstock.log import leftovers, lookup, recovery, replay, retention, snapshots, timestamps
+from penstock.log.aborted import Aborted, AbortedIndex
 from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.files import FilePool
 from penstock.log.flush import FlushState, FlushTicket, Rolled
-from penstock.log.lookup import write_indexes
+from penstock.log.index import DamagedIndex
 from penstock.log.names import DELETED, SNAPSHOT, offset_file
 from penstock.log.positions import Appended, LogPosition, Slice, TimestampMatch
 from penstock.log.producers import trace_of
@@ -34,6 +36,8 @@ __all__ = ("Appended", "Log", "LogPosition", "SegmentsChanged", "Slice", "Timest
 _STAMP: Final = struct.Struct(">qii")
 
 Found = TypeVar("Found")
+
+_logger = logging.getLogger("penstock.log")
 
 
 class SegmentsChanged(Exception):
@@ -236,8 +240,8 @@ class Log:
         _, _, _, _, _, attributes, delta, _, _, producer_id, epoch, sequence, _ = header
         if attributes & CONTROL:
             marker = parse_end_marker(batch)
-            if marker is not None:
-                self.producers.learn_marker(marker, base_offset, now_ms)
+            if marker is not None and (ended := self.producers.learn_marker(marker, base_offset, now_ms)):
+                self._tail.segment.note_ended(ended)
         else:
             transactional = bool(attributes & TRANSACTIONAL)
             trace = trace_of(sequence, base_offset, delta, max_timestamp)
@@ -286,6 +290,37 @@ class Log:
             raise
         except OSError as error:
             raise ApiError(ErrorCode.kafka_storage_error, f"cannot read the log: {error}") from error
+
+    def aborted_in(self, start_offset: int, upto_offset: int, *, nowait: bool = False) -> tuple[Aborted, ...]:
+        """The aborted transactions with data between two offsets: producer id and first offset of each.
+
+        Complete for offsets below the last stable one. Raises ApiError; with `nowait`, BlockingIOError when an index
+        would have to be loaded.
+        """
+        return self._looked_up(partial(self._aborted_in, start_offset, upto_offset, nowait))
+
+    def _aborted_in(self, start_offset: int, upto_offset: int, nowait: bool) -> tuple[Aborted, ...]:
+        segments = self._reader.segments
+        found: list[Aborted] = []
+        # A marker may lie segments away from the data that it ends.
+        for segment in segments.items[segments.slot_of(start_offset) :]:
+            if not segment.has_aborted:
+                continue
+            if nowait and segment.aborted is None:
+                raise BlockingIOError
+            if self.aborted_index(segment).collect(start_offset, upto_offset, found):
+                break
+        return tuple(found)
+
+    def aborted_index(self, segment: Segment) -> AbortedIndex:
+        """Blocking, where it is not loaded: made anew from the log when the file does not hold."""
+        try:
+            return lookup.aborted_index(segment, self.files)
+        except DamagedIndex as error:
+            if segment.retired or segment.is_deleted:
+                raise FileNotFoundError(ENOENT, "the segment has left its log", str(segment.path)) from None
+            _logger.warning("index rebuilt", extra={"file": str(segment.path), "reason": str(error)})
+        return replay.reindex_aborted(self._reader.segments, [segment], self.files, self.start_offset)[0]
 
     def position_of(self, offset: int) -> LogPosition:
         """Where the batch that holds an offset starts; the end of the log for an offset beyond it."""
@@ -474,7 +509,8 @@ class Log:
         recovery.discard_segments(segments.items[slot + 1 :], self.files)
         self._tail.close()
         # Another segment from here on, so that who still rewrites or reads the old one notices.
-        kept = recovery.shortened(segments.items[slot], target, self.files, self.config)
+        cut = segments.items[slot]
+        kept = recovery.shortened(cut, target, self.aborted_index(cut), self.files, self.config)
         self._tail = Tail(kept)
         self._reader.use(SegmentList([*segments.items[:slot], kept]))
         self._after_truncation(target, now_ms)
@@ -501,7 +537,7 @@ class Log:
         snapshots.remove(
             self.directory, (o for o in snapshots.list_offsets(self.directory) if o > end.offset)
         )
-        recovery.restore_producers(
+        replay.restore_producers(
             self.producers,
             self.directory,
             self._reader.segments,
@@ -528,7 +564,7 @@ class Log:
         self.flush_done(ticket)
         if not ticket.complete:
             raise OSError(ENOSPC, f"no space to close {self.directory}")
-        write_indexes(self._tail.segment)
+        lookup.write_indexes(self._tail.segment)
         snapshots.take(self.producers, self.end.offset).write(self.directory)
 
     def abandon(self) -> None:

@@ -4,6 +4,7 @@ import logging
 import os
 from pathlib import Path
 
+from penstock.log.aborted import AbortedIndex
 from penstock.log.checkpoints import write_synced
 from penstock.log.config import LogConfig
 from penstock.log.files import FilePool
@@ -23,6 +24,21 @@ def offset_index(segment: Segment, files: FilePool) -> OffsetIndex:
 def time_index(segment: Segment, files: FilePool) -> TimeIndex:
     index = segment.times
     return _load(segment, files)[1] if index is None else index
+
+
+def aborted_index(segment: Segment, files: FilePool) -> AbortedIndex:
+    """Raises DamagedIndex: only who knows the transactions before this segment can make it anew."""
+    index = segment.aborted
+    if index is not None:
+        return index
+    if not segment.has_aborted:
+        return AbortedIndex()
+    suffix = segment.suffix
+    index = AbortedIndex.decode(_content(segment.transaction_index_file), segment.base_offset)
+    if segment.suffix != suffix:
+        raise DamagedIndex("renamed while it was read, so this may be another segment's")
+    files.aborted_loaded(segment, index)
+    return index
 
 
 def largest_timestamp(segment: Segment, files: FilePool) -> int:
@@ -63,11 +79,21 @@ def write_indexes(segment: Segment) -> None:
     try:
         write_synced(index_path, offsets.encode())
         write_synced(time_path, times.encode())
+        _write_aborted(segment)
     except OSError:
         # The first half of an index could pass for a whole one.
-        index_path.unlink(missing_ok=True)
-        time_path.unlink(missing_ok=True)
+        for path in (index_path, time_path, segment.transaction_index_file):
+            path.unlink(missing_ok=True)
         raise
+
+
+def _write_aborted(segment: Segment) -> None:
+    """Few segments have one; of an earlier self, cut or compacted since, nothing may stay."""
+    if segment.has_aborted:
+        assert segment.aborted is not None
+        write_synced(segment.transaction_index_file, segment.aborted.encode())
+    else:
+        segment.transaction_index_file.unlink(missing_ok=True)
 
 
 def rebuild(

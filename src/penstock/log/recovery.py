@@ -7,19 +7,28 @@ from typing import NamedTuple
 
 from penstock.log import epochs as epoch_files
 from penstock.log import snapshots
+from penstock.log.aborted import AbortedIndex
 from penstock.log.checkpoints import sync_directory
 from penstock.log.config import LogConfig
 from penstock.log.epochs import EpochCache
 from penstock.log.files import FilePool
+from penstock.log.index import DamagedIndex
 from penstock.log.leftovers import existing_files, finish_interrupted_work
-from penstock.log.lookup import first_timestamp, modified_ms, offset_index, time_index, write_indexes
+from penstock.log.lookup import (
+    aborted_index,
+    first_timestamp,
+    offset_index,
+    time_index,
+    write_indexes,
+)
 from penstock.log.names import EPOCH_CHECKPOINT, INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, parse_offset_file
 from penstock.log.positions import LogPosition
-from penstock.log.producers import Producers, trace_of
+from penstock.log.producers import Producers
+from penstock.log.replay import prune_snapshots, reindex_aborted, restore_producers
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
-from penstock.log.walk import checksum_holds, read_batch, walk
-from penstock.protocol.records import BatchHeader, parse_end_marker
+from penstock.log.walk import checksum_holds, walk
+from penstock.protocol.records import BatchHeader
 
 _logger = logging.getLogger("penstock.log")
 
@@ -65,7 +74,7 @@ def load(
         epochs = _rebuilt_epochs(known, files)
     end_offset = _resume(segments.last, files, config) if clean else None
     if end_offset is None:
-        segments, end_offset = _recover(segments, epochs, files, config, recovery_point)
+        segments, end_offset = _recover(segments, epochs, files, config, recovery_point, start_offset)
     _warn_if_short(directory, end_offset, recovery_point)
     producers = Producers(producer_expiry_ms)
     if start_offset > end_offset:
@@ -81,10 +90,14 @@ def load(
 
 
 def resume_indexing(segment: Segment, files: FilePool, config: LogConfig, end: int) -> int | None:
-    """Take up a segment for writing where its indexes leave off; None when the batches do not reach `end`."""
+    """Take up a segment for writing where its indexes leave off; None when the batches do not reach `end`.
+
+    Raises DamagedIndex for its transactions.
+    """
     offsets, times = offset_index(segment, files), time_index(segment, files)
+    aborted = aborted_index(segment, files) if segment.has_aborted else None
     files.keep_index(segment)
-    segment.offsets, segment.times = offsets, times
+    segment.offsets, segment.times, segment.aborted = offsets, times, aborted
     segment.size = offsets.positions[-1] if len(offsets) else 0
     timestamp, relative = times.last_entry()
     segment.max_timestamp, segment.max_timestamp_offset = timestamp, segment.base_offset + relative
@@ -103,33 +116,6 @@ def resume_indexing(segment: Segment, files: FilePool, config: LogConfig, end: i
         files.unpin(file)
     first_timestamp(segment, files)
     return end_offset if segment.size == end else None
-
-
-def restore_producers(
-    producers: Producers,
-    directory: Path,
-    segments: SegmentList,
-    files: FilePool,
-    start_offset: int,
-    end_offset: int,
-    now_ms: int,
-) -> None:
-    """The newest usable snapshot, and what the log says after it."""
-    position, states = snapshots.load_newest(directory, end_offset) or (start_offset, {})
-    producers.restore(states.items(), now_ms)
-    if position < end_offset:
-        for segment in segments.items[segments.slot_of(position) :]:
-            _replay(producers, segment, files, position)
-        producers.expire(now_ms)
-    producers.transactions.truncate(end_offset)
-
-
-def prune_snapshots(directory: Path, segments: SegmentList, end_offset: int) -> None:
-    """Keep those at the segments' bases, for truncation, and the newest, for the next start."""
-    offsets = snapshots.list_offsets(directory)
-    newest = max((offset for offset in offsets if offset <= end_offset), default=None)
-    keep = {newest, *segments.bases}
-    snapshots.remove(directory, (offset for offset in offsets if offset > end_offset or offset not in keep))
 
 
 def discard_segments(segments: list[Segment], files: FilePool) -> None:
@@ -158,6 +144,8 @@ def _list_segments(directory: Path, now_ms: int) -> list[Segment]:
     for base_offset, path in companions:
         if base_offset not in found:
             path.unlink()
+        elif path.suffix == TRANSACTION_INDEX:
+            found[base_offset].has_aborted = path.stat().st_size > 0
     return [found[base_offset] for base_offset in sorted(found)]
 
 
@@ -192,7 +180,10 @@ def _restart_beyond_end(
 
 def _resume(segment: Segment, files: FilePool, config: LogConfig) -> int | None:
     end = segment.size
-    end_offset = resume_indexing(segment, files, config, end)
+    try:
+        end_offset = resume_indexing(segment, files, config, end)
+    except DamagedIndex:
+        end_offset = None
     if end_offset is None:
         # The index may be what is wrong; recovery reads the log alone and knows.
         segment.size = end
@@ -201,21 +192,29 @@ def _resume(segment: Segment, files: FilePool, config: LogConfig) -> int | None:
 
 
 def _recover(
-    segments: SegmentList, epochs: EpochCache, files: FilePool, config: LogConfig, recovery_point: int
+    segments: SegmentList,
+    epochs: EpochCache,
+    files: FilePool,
+    config: LogConfig,
+    recovery_point: int,
+    start_offset: int,
 ) -> tuple[SegmentList, int]:
     """Check every batch from the recovery point's segment on; cut at the first that does not hold."""
     first = segments.slot_of(recovery_point)
     expected = segments.items[first].base_offset
+    marked: list[Segment] = []
     for slot in range(first, len(segments)):
         segment = segments.items[slot]
         file_bytes = segment.size
         expected = max(expected, segment.base_offset)
-        expected = _check_segment(segment, epochs, files, config, recovery_point, expected)
+        expected = _check_segment(segment, epochs, files, config, recovery_point, expected, marked)
         if segment.size != file_bytes:
             dropped = segments.items[slot + 1 :]
             _cut(segment, file_bytes, dropped, expected, recovery_point, files)
             segments = SegmentList(segments.items[: slot + 1])
             break
+    if marked:
+        reindex_aborted(segments, segments.items[first:], files, start_offset)
     _make_durable(segments.items[first:])
     return segments, expected
 
@@ -234,8 +233,12 @@ def _check_segment(
     config: LogConfig,
     recovery_point: int,
     expected: int,
+    marked: list[Segment],
 ) -> int:
-    """Index a segment anew up to the first batch that does not hold. Returns the offset there."""
+    """Index a segment anew up to the first batch that does not hold. Returns the offset there.
+
+    One that may hold markers of transactions is added to `marked`.
+    """
     file_bytes = segment.size
     files.keep_index(segment)
     segment.start_indexing()
@@ -248,6 +251,8 @@ def _check_segment(
                 epochs.assign(header.leader_epoch, header.base_offset)
             segment.note(header.last_offset, header.max_timestamp, header.size, config)
             expected = header.last_offset + 1
+            if header.is_control and segment not in marked:
+                marked.append(segment)
     finally:
         files.unpin(file)
     return expected
@@ -304,30 +309,6 @@ def _make_durable(segments: list[Segment]) -> None:
     sync_directory(segments[0].directory)
 
 
-def _replay(producers: Producers, segment: Segment, files: FilePool, from_offset: int) -> None:
-    touched_ms = modified_ms(segment)
-    file = files.pin(segment)
-    try:
-        for position, header in walk(file.fd, 0, segment.size):
-            if header.producer_id < 0 or header.last_offset < from_offset:
-                continue
-            # Record timestamps may lie far in the past; the file at least says when it was written.
-            seen_ms = max(header.max_timestamp, touched_ms)
-            if header.is_control:
-                marker = parse_end_marker(read_batch(file.fd, position, header))
-                if marker is not None:
-                    producers.learn_marker(marker, header.base_offset, seen_ms)
-            else:
-                trace = trace_of(
-                    header.base_sequence, header.base_offset, header.last_offset_delta, header.max_timestamp
-                )
-                producers.learn(
-                    header.producer_id, header.producer_epoch, trace, header.is_transactional, seen_ms
-                )
-    finally:
-        files.unpin(file)
-
-
 def _rebuilt_epochs(segments: list[Segment], files: FilePool) -> EpochCache:
     epochs = EpochCache()
     end_offset = 0
@@ -343,7 +324,9 @@ def _rebuilt_epochs(segments: list[Segment], files: FilePool) -> EpochCache:
     return epochs
 
 
-def shortened(segment: Segment, end: LogPosition, files: FilePool, config: LogConfig) -> Segment:
+def shortened(
+    segment: Segment, end: LogPosition, aborted: AbortedIndex, files: FilePool, config: LogConfig
+) -> Segment:
     """Cut the file durably, keep what the indexes say of the rest, and learn its end."""
     offsets, times = offset_index(segment, files), time_index(segment, files)
     files.forget(segment)
@@ -355,8 +338,10 @@ def shortened(segment: Segment, end: LogPosition, files: FilePool, config: LogCo
         os.close(fd)
     offsets.truncate(end.position)
     times.truncate(max(end.offset - segment.base_offset, 0))
+    aborted.truncate(end.offset)
     kept = Segment(segment.directory, segment.base_offset, created_ms=segment.created_ms)
-    kept.offsets, kept.times = offsets, times
+    kept.offsets, kept.times, kept.aborted = offsets, times, aborted
+    kept.has_aborted = len(aborted) > 0
     reached = resume_indexing(kept, files, config, end.position)
     assert reached is not None, (segment, end)
     return kept

@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from penstock.log.aborted import AbortedIndex
 from penstock.log.checkpoints import sync_directory
 from penstock.log.compaction import BatchFilter, CompactionStats, LastRecord
 from penstock.log.config import INT32_MAX, LogConfig
@@ -142,21 +143,22 @@ class Compaction:
         try:
             changed = len(group) > 1
             for segment in group:
+                aborted = self._log.aborted_index(segment)
                 with closing(self._batches(segment, segment.base_offset)) as batches:
-                    changed = self._copy(batches, output) or changed
+                    changed = self._copy(batches, output, aborted) or changed
             if changed:
                 self._swap(group, output.finish(modified_ms(group[-1])))
         finally:
             output.discard_unused(self._log.segments)
 
-    def _copy(self, batches: Batches, output: "_Output") -> bool:
+    def _copy(self, batches: Batches, output: "_Output", aborted: AbortedIndex) -> bool:
         """Whether anything was left out or changed."""
         changed = False
         for header, batch in batches:
             kept = self._filter.apply(header, batch)
             changed = changed or kept is not batch
             if kept is not None:
-                output.append(kept)
+                output.append(kept, aborted)
         return changed
 
     def _swap(self, group: Sequence[Segment], new: Sequence[Segment]) -> None:
@@ -231,13 +233,19 @@ class _Output:
         self._full: list[SegmentWriter] = []
         self._finished: list[Segment] = []
 
-    def append(self, batch: BytesLike) -> None:
+    def append(self, batch: BytesLike, aborted: AbortedIndex) -> None:
+        """A marker takes along what the old index says of it; with the one, the other goes too.
+
+        Who is told of an aborted transaction but never sees its marker would skip the producer's next one.
+        """
         header = read_header(batch)
         assert self._writer is not None
         if not self._writer.fits(header, len(batch)):
             self._full.append(self._writer)
             self._writer = SegmentWriter(self._directory, header.base_offset, self._config)
         self._writer.append(header, batch)
+        if header.is_control and header.record_count and len(aborted):
+            self._writer.keep_aborted(aborted, header.base_offset)
 
     def finish(self, modified: int) -> list[Segment]:
         """Durable; they keep the time at which the newest of the old segments was last written."""

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Final
 
+from penstock.log.aborted import AbortedIndex
 from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex
-from penstock.log.names import DELETED, INDEX, LOG, TIME_INDEX, offset_file
+from penstock.log.names import DELETED, INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, offset_file
+from penstock.log.transactions import Ended
 
 #: "Not looked up yet", as -1 says that no batch has a timestamp.
 UNKNOWN: Final = -2
@@ -14,18 +16,21 @@ UNKNOWN: Final = -2
 class Segment:
     """Light on purpose: opening a log makes one for each file and reads none of them.
 
-    `offsets` and `times` are None until somebody looks something up; the one being written always has them.
+    `offsets` and `times` are None until somebody looks something up; the one being written always has them. So is
+    `aborted`, of a segment that `has_aborted` transactions, which few have.
     `next_base` is the base offset of the segment that follows, None for the last one. A `retired` one has left
     its log; who reads it still may finish.
     """
 
     __slots__ = (
+        "aborted",
         "base_offset",
         "bytes_since_entry",
         "cleaned",
         "created_ms",
         "directory",
         "first_timestamp",
+        "has_aborted",
         "index_full",
         "max_timestamp",
         "max_timestamp_offset",
@@ -53,6 +58,8 @@ class Segment:
         self.max_timestamp_offset = base_offset
         self.offsets: OffsetIndex | None = None
         self.times: TimeIndex | None = None
+        self.aborted: AbortedIndex | None = None
+        self.has_aborted = False
         self.bytes_since_entry = 0
         self.index_full = False
 
@@ -75,6 +82,10 @@ class Segment:
         return self.file(INDEX), self.file(TIME_INDEX)
 
     @property
+    def transaction_index_file(self) -> Path:
+        return self.file(TRANSACTION_INDEX)
+
+    @property
     def loaded_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
         assert self.offsets is not None
         assert self.times is not None
@@ -87,6 +98,7 @@ class Segment:
         self.max_timestamp = -1
         self.max_timestamp_offset = self.base_offset
         self.offsets, self.times = OffsetIndex(), TimeIndex()
+        self.aborted, self.has_aborted = None, False
         self.bytes_since_entry = 0
         self.index_full = False
 
@@ -101,6 +113,14 @@ class Segment:
             self._add_entry(last_offset, position, config.segment_index_bytes)
         self.bytes_since_entry += size
         self.size = position + size
+
+    def note_ended(self, ended: Ended) -> None:
+        """The marker of a transaction is in this segment."""
+        if self.aborted is None:
+            assert not self.has_aborted, "the index must be loaded before it grows"
+            self.aborted = AbortedIndex()
+        self.aborted.note(ended)
+        self.has_aborted = len(self.aborted) > 0
 
     def finish_indexing(self) -> None:
         """The time index of a closed segment ends with its largest timestamp."""

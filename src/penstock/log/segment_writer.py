@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from penstock.log.aborted import AbortedIndex
 from penstock.log.config import LogConfig
 from penstock.log.lookup import write_indexes
 from penstock.log.names import CLEANED
@@ -29,6 +30,14 @@ class SegmentWriter:
         in_bytes = segment.size + size <= self._config.segment_bytes
         return in_bytes and not segment.index_full and segment.can_hold(header.last_offset)
 
+    def keep_aborted(self, source: AbortedIndex, marker_offset: int) -> None:
+        """The marker was appended: what the old index says of it goes with it."""
+        segment = self.segment
+        if segment.aborted is None:
+            segment.aborted = AbortedIndex()
+        segment.aborted.copy_entry(source, marker_offset)
+        segment.has_aborted = len(segment.aborted) > 0
+
     def append(self, header: BatchHeader, batch: BytesLike) -> None:
         """Raises OSError when the disk is full; `discard` then leaves nothing behind."""
         view, position = memoryview(batch), self.segment.size
@@ -41,13 +50,19 @@ class SegmentWriter:
         """Durable, indexed and dated as the segments it stands for."""
         os.fsync(self._fd)
         write_indexes(self.segment)
-        for path in (self.segment.path, *self.segment.index_files):
-            os.utime(path, ns=(modified_ms * 1_000_000,) * 2)
+        for path in self._files:
+            if path.exists():
+                os.utime(path, ns=(modified_ms * 1_000_000,) * 2)
         # Last, so that `discard` is right after anything above has failed.
         os.close(self._fd)
         return self.segment
 
     def discard(self) -> None:
         os.close(self._fd)
-        for path in (self.segment.path, *self.segment.index_files):
+        for path in self._files:
             path.unlink(missing_ok=True)
+
+    @property
+    def _files(self) -> tuple[Path, ...]:
+        segment = self.segment
+        return segment.path, *segment.index_files, segment.transaction_index_file

@@ -50,7 +50,9 @@ def checked_header(batch: memoryview, config: LogConfig, now_ms: int, internal: 
     ) = header
     if magic != _MAGIC or length != size - LENGTH_OVERHEAD_BYTES:
         raise _shape_error(header, size)
-    if size > config.max_message_bytes or size > config.segment_bytes:
+    if (size > config.max_message_bytes or size > config.segment_bytes) and not (
+        internal and attributes & CONTROL  # a transaction must be able to end, whatever the topic's settings
+    ):
         raise _size_error(size, config)
     if crc32c(batch[CRC_FROM:]) != crc:
         raise ApiError(ErrorCode.corrupt_message, "checksum of the record batch does not match")

@@ -82,10 +82,10 @@ async def _find(ctx: RequestContext, partition: Partition, timestamp: int, read_
     log = partition.log
     if timestamp not in (_EARLIEST, _EARLIEST_LOCAL):
         await _settled(ctx, partition)
-    upto = partition.last_stable if read_committed else partition.high
+    upto_offset = partition.last_stable_offset if read_committed else partition.high_watermark
     match timestamp:
         case -1:
-            return _Found(offset=upto.offset, leader_epoch=partition.epoch_at(upto.offset))
+            return _Found(offset=upto_offset, leader_epoch=partition.epoch_at(upto_offset))
         case -2 | -4:
             return _Found(offset=log.start_offset, leader_epoch=partition.epoch_at(log.start_offset))
         case -5 | -6:
@@ -94,7 +94,7 @@ async def _find(ctx: RequestContext, partition: Partition, timestamp: int, read_
             found = await ctx.node.in_thread(log.offset_of_max_timestamp)
         case _:
             found = await ctx.node.in_thread(log.offset_for_timestamp, timestamp)
-    if found is None or found[1] >= upto.offset:
+    if found is None or found[1] >= upto_offset:
         return _Found()
     return _Found(*found)
 
