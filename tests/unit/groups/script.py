@@ -2,7 +2,8 @@
 
 A line that starts with `>` is an operation; the lines below it are the records stored, the replies given and the
 groups that changed, in that order. `at` moves the clock, and timeouts happen on the way. `restart` loads a new
-shard from the records. Names in capitals are clients: each remembers the id and generation it was last given.
+shard from the records. A commit with `txn=7` is staged in the transaction of producer 7, which `end` ends. Names in
+capitals are clients: each remembers the id and generation it was last given.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from penstock.groups.messages import (
 from penstock.groups.records import CommittedOffset, GroupRecord, OffsetRecord, decode
 from penstock.groups.settings import GroupSettings
 from penstock.groups.shard import GroupShard
-from penstock.groups.work import Work
+from penstock.groups.work import Producer, Work
 from penstock.protocol.errors import ErrorCode
 
 
@@ -50,7 +51,8 @@ class Script:
     def __init__(self) -> None:
         self.settings = GroupSettings()
         self.shard = GroupShard(self.settings)
-        self.log: list[tuple[bytes, bytes | None]] = []
+        #: What was done to the shard by replay: a method's name, and what it was given.
+        self.log: list[tuple[Any, ...]] = []
         self.now_ms = 0
         self.clients: dict[str, Client] = {}
         self.waiting: dict[object, None] = {}
@@ -62,6 +64,7 @@ class Script:
             "heartbeat": self._heartbeat,
             "leave": self._leave,
             "commit": self._commit,
+            "end": self._end,
             "fetch": self._fetch,
             "delete-offsets": self._delete_offsets,
             "delete-groups": self._delete_groups,
@@ -168,12 +171,25 @@ class Script:
             retention_ms=int(named["retention"]) if "retention" in named else None,
         )
         token = (names[0] if names else named["by"], "commit")
-        yield from self._apply(self.shard.commit(request, token, now_ms=self.now_ms))
+        if "txn" in named:
+            producer = Producer(int(named["txn"]), 0)
+            work = self.shard.commit_in_transaction(request, producer, token, now_ms=self.now_ms)
+        else:
+            work = self.shard.commit(request, token, now_ms=self.now_ms)
+        yield from self._apply(work)
+
+    def _end(self, plain: list[str], _: dict[str, str]) -> Iterator[str]:
+        """`end 7 commit` or `end 7 abort`."""
+        self._replay("transaction_ended", int(plain[0]), plain[1] == "commit")
+        yield from ()
 
     def _fetch(self, plain: list[str], named: dict[str, str]) -> Iterator[str]:
+        """`fetch t-0 t-1`, or `fetch` for all; with `only=stable` not what an open transaction may change."""
         places = [_place(word) for word in plain] if plain else None
-        for each in self.shard.fetch(named.get("group", "g"), places):
-            yield f"{each.topic}-{each.partition}: {_committed(each.committed)}"
+        require_stable = named.get("only") == "stable"
+        for each in self.shard.fetch(named.get("group", "g"), places, require_stable=require_stable):
+            offset = "UNSTABLE" if each.is_unstable else _committed(each.committed)
+            yield f"{each.topic}-{each.partition}: {offset}"
 
     def _delete_offsets(self, plain: list[str], named: dict[str, str]) -> Iterator[str]:
         places = [_place(word) for word in plain]
@@ -220,8 +236,8 @@ class Script:
 
     def _restart(self, *_: Any) -> Iterator[str]:
         self.shard = GroupShard(self.settings)
-        for key, value in self.log:
-            self.shard.replay(key, value)
+        for name, *given in self.log:
+            getattr(self.shard, name)(*given)
         for token in self.waiting:
             yield f"{_name(token)}: nobody will answer"
         self.waiting.clear()
@@ -239,13 +255,21 @@ class Script:
     def _apply(self, work: Work) -> Iterator[str]:
         lines = []
         for key, value in work.records:
-            lines.append(_record(decode(key, value)))
-            self.log.append((key, value))
-            self.shard.replay(key, value)
+            line = _record(decode(key, value))
+            if work.producer is None:
+                self._replay("replay", key, value)
+            else:
+                line = line.replace("store", f"stage by {work.producer.id}", 1)
+                self._replay("replay_pending", work.producer.id, key, value)
+            lines.append(line)
         for token, reply in work.replies:
             self.waiting.pop(token, None)
             lines.append(f"{_name(token)}: {self._reply(token, reply)}")
         return iter(lines)
+
+    def _replay(self, *step: Any) -> None:
+        self.log.append(step)
+        getattr(self.shard, step[0])(*step[1:])
 
     def _reply(self, token: Any, reply: object) -> str:
         match reply:
