@@ -202,8 +202,10 @@ class Partition:
     @property
     def last_stable_offset(self) -> int:
         """As `last_stable`, for who does not read there."""
-        high_watermark = self.high.offset
-        unstable = self.log.producers.transactions.first_unstable_offset(high_watermark)
+        transactions, high_watermark = self.log.producers.transactions, self.high.offset
+        if not transactions.is_unstable:
+            return high_watermark
+        unstable = transactions.first_unstable_offset(high_watermark)
         return (
             high_watermark if unstable is None else min(high_watermark, max(unstable, self.log.start_offset))
         )

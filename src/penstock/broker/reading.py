@@ -69,7 +69,7 @@ class Reads:
         self._node = ctx.node
         self._replica_id, self._replica_epoch = request.replica_id, request.replica_epoch
         self._heard_ms = heard_ms
-        self._read_committed = request.isolation_level == _READ_COMMITTED
+        self.is_read_committed = request.isolation_level == _READ_COMMITTED
         self._by_id = ctx.version >= TOPIC_IDS_FROM
         partitions = ctx.node.partitions
         self._partitions_of = partitions.by_raw_id if self._by_id else partitions.by_raw_name
@@ -119,17 +119,17 @@ class Reads:
         self, key: Key, wanted: Wanted, partition: Partition, bytes_left: int, is_first: bool
     ) -> Read:
         high = partition.high.offset
-        upto = partition.last_stable if self._read_committed else partition.high
-        stable = upto.offset if self._read_committed else high
+        upto = partition.last_stable if self.is_read_committed else partition.high
+        stable = upto.offset if self.is_read_committed else high
         if self._replica_id > NO_REPLICA:
             upto = partition.log.end
         records: BytesLike = b""
         next_offset = -1
-        aborted: tuple[Aborted, ...] | None = () if self._read_committed else None
+        aborted: tuple[Aborted, ...] | None = () if self.is_read_committed else None
         if wanted.offset < upto.offset and (bytes_left > 0 or is_first):
             size = min(wanted.max_bytes, bytes_left)
             place = (key, wanted.offset, partition.leader_epoch)
-            if self._read_committed:
+            if self.is_read_committed and partition.log.has_aborted:
                 (records, next_offset), aborted = self._committed(place, partition, size, upto, is_first)
             else:
                 records, next_offset = self._records(place, partition, size, upto, is_first)
@@ -165,7 +165,7 @@ class Reads:
         self, place: Place, partition: Partition, size: int, upto: LogPosition, is_first: bool
     ) -> NotCached:
         return NotCached(
-            place, partial(_stretch, partition.log, place[1], size, upto, is_first, self._read_committed)
+            place, partial(_stretch, partition.log, place[1], size, upto, is_first, self.is_read_committed)
         )
 
     # -- followers -----------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ class Log:
         self.was_beheaded = loaded.is_beheaded
         self.producers = loaded.producers
         self.epochs = loaded.epochs
+        #: Whether there is anything for `aborted_in` to find, or was since it was opened.
+        self.has_aborted = any(segment.has_aborted for segment in segments)
         self.end = LogPosition(loaded.end_offset, segments.last.base_offset, segments.last.size)
         self._reader = Reader(segments, files)
         self._tail = Tail(segments.last)
@@ -242,6 +244,7 @@ class Log:
             marker = parse_end_marker(batch)
             if marker is not None and (ended := self.producers.learn_marker(marker, base_offset, now_ms)):
                 self._tail.segment.note_ended(ended)
+                self.has_aborted = self.has_aborted or not ended.committed
         else:
             transactional = bool(attributes & TRANSACTIONAL)
             trace = trace_of(sequence, base_offset, delta, max_timestamp)

@@ -259,7 +259,18 @@ class _Fetch:
     def bytes_arrived(self, count: int) -> None:
         self._bytes_missing -= count
         if self._bytes_missing <= 0 and self._is_waiting:
+            if self._reads.is_read_committed and self._is_held_back():
+                return
             self._finish_soon()
+
+    def _is_held_back(self) -> bool:
+        """All that arrived belongs to transactions that have not ended, so there is nothing to read yet."""
+        return all(
+            wanted.partition is not None
+            and wanted.partition.is_leader
+            and wanted.offset >= wanted.partition.last_stable_offset
+            for _, wanted in self._to_look_at()
+        )
 
     def high_watermark_moved(self) -> None:
         """To a follower only. Told soon, but not at once, or each append would cost it another round."""

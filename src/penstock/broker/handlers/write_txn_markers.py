@@ -52,9 +52,9 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     if waiting:
         outcomes = await asyncio.gather(*map(_outcome, waiting.values()))
         errors.update(zip(waiting, outcomes, strict=True))
-    for error in errors.values():
-        if error is not ErrorCode.none:
-            ctx.node.metrics.count_error("write_txn_markers", error.name)
+    for code in errors.values():
+        if code is not ErrorCode.none:
+            ctx.node.metrics.count_error("write_txn_markers", code.name)
     return _response(request, errors)
 
 
