@@ -89,6 +89,11 @@ APIS: Final = {
         Api(80, "add_raft_voter", 0, 1, relay=True, while_starting=True),
         Api(81, "remove_raft_voter", 0, 0, relay=True, while_starting=True),
         Api(82, "update_raft_voter", 0, 0, relay=True, while_starting=True),
+        Api(83, "initialize_share_group_state", 0, 0, broker_only=True),
+        Api(84, "read_share_group_state", 0, 0, broker_only=True),
+        Api(85, "write_share_group_state", 0, 1, broker_only=True),
+        Api(86, "delete_share_group_state", 0, 0, broker_only=True),
+        Api(87, "read_share_group_state_summary", 0, 1, broker_only=True),
     )
 }
 

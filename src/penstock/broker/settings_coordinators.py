@@ -126,4 +126,18 @@ SHARE_STATE: Final = (
         "How long requests wait for the replicas of that topic before they are told to try again.",
         1,
     ),
+    _node(
+        "share.coordinator.snapshot.update.records.per.snapshot",
+        _INT,
+        500,
+        "Changes of a share partition's state that are stored before all of its state is stored again.",
+        0,
+    ),
+    _node(
+        "share.coordinator.state.topic.prune.interval.ms",
+        _INT,
+        300_000,
+        "How often there is a look at whether that topic has grown enough to be cut back to what is needed of it.",
+        1,
+    ),
 )

@@ -1,1 +1,1 @@
-"""Share state on the coordinator runtime: where it lives, how share partitions reach it, and who buries its dead letters."""
+"""Share state on the coordinator runtime: where it lives, how it is reached, and who buries its dead letters."""

@@ -49,7 +49,13 @@ class PartitionBurials:
         return size(self.pending)
 
     def view(self, key: Key, ranges_max: int) -> BurialView:
-        return BurialView(key, tuple(self.pending[:ranges_max]), self.pending_count, self.plan, self.producer)
+        """Of the pending ones, the first few; with a plan, all that it may be about."""
+        if self.plan is None:
+            shown = self.pending[:ranges_max]
+        else:
+            first, last = self.plan.resolved[0][0], self.plan.resolved[-1][1]
+            shown = [one for one in self.pending if one[1] >= first and one[0] <= last]
+        return BurialView(key, tuple(shown), self.pending_count, self.plan, self.producer)
 
     def refuses(self, plan: Plan) -> bool:
         """Whether a plan does not fit what is known: it was made for a state that has changed since."""

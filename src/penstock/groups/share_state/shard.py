@@ -4,7 +4,7 @@ State and dead letters are separate: a share partition
 that is deleted leaves its dead letters, which are buried nevertheless.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -283,6 +283,13 @@ class ShareStateShard:
     def _summary(self, question: Summary) -> Answer:
         state = self._states.get(_name(question.key))
         return Answer(summary=_NOTHING if state is None else state.summary())
+
+    def forget_topics(self, topic_ids: Collection[UUID], token: Token) -> Work:
+        """These topics were deleted, and nobody will ask for their share partitions again."""
+        stored: list[KeyValue] = [
+            (_SNAPSHOT_KIND + name, None) for name in self._states if self._keys[name].topic_id in topic_ids
+        ]
+        return self._work(stored, ((token, None),))
 
     # Dead letters
 

@@ -1,6 +1,7 @@
 """Share state against a model that knows every offset by itself, under any writes, reloads and repeats."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from uuid import UUID
 
 from hypothesis import given, settings
@@ -29,7 +30,7 @@ def by_offset(ranges: Sequence[Range]) -> dict[int, tuple[int, int]]:
 
 
 def is_tidy(ranges: Sequence[Range]) -> bool:
-    neighbours = zip(ranges, ranges[1:], strict=False)
+    neighbours = pairwise(ranges)
     return all(a[1] < b[0] and (a[1] + 1 < b[0] or a[2:] != b[2:]) and a[0] <= a[1] for a, b in neighbours)
 
 

@@ -1,0 +1,48 @@
+"""The topic that dead letters go to, made when the first one needs it, with its source's partitions and replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.topic_creation import create_topics_in_cluster
+from penstock.broker.topic_settings import node_layers
+from penstock.cluster.controller.create_topics import NewTopic
+from penstock.cluster.effective import effective_topic_setting
+from penstock.cluster.names import is_internal
+from penstock.cluster.state import ResourceType
+from penstock.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+    from penstock.cluster.state import TopicState
+
+#: The headers of a dead letter come on top of the largest record of its source.
+_HEADERS_BYTES_MAX: Final = 64 << 10
+_MAX_BYTES: Final = "max.message.bytes"
+
+
+async def dead_letter_topic(node: Node, name: str, source: TopicState) -> TopicState:
+    """Raises ApiError when it is not there and cannot be made."""
+    if is_internal(name):
+        raise ApiError(ErrorCode.invalid_topic_exception, f"{name} is an internal topic")
+    if name not in node.image.topics:
+        (result,) = await create_topics_in_cluster(node, [_new_topic(node, name, source)])
+        if result.error not in (ErrorCode.none, ErrorCode.topic_already_exists):
+            raise ApiError(result.error, result.message)
+    found = node.image.topics.get(name)
+    if found is None:
+        raise ApiError(ErrorCode.leader_not_available, f"{name} is being made")
+    return found
+
+
+def _new_topic(node: Node, name: str, source: TopicState) -> NewTopic:
+    replicas = min(len(partition.replicas) for partition in source.partitions.values())
+    own = node.image.config(ResourceType.TOPIC, source.name)
+    largest = effective_topic_setting(_MAX_BYTES, own, node_layers(node.settings, node.image)).value
+    assert isinstance(largest, int)
+    return NewTopic(
+        name=name,
+        partitions=len(source.partitions),
+        replication_factor=max(1, min(replicas, len(node.image.active_brokers()))),
+        configs=((_MAX_BYTES, str(largest + _HEADERS_BYTES_MAX)),),
+    )

@@ -1,0 +1,135 @@
+"""Reading single records of a partition, wherever it is led, as they are when they become dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.protocol.compression import BytesLike
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import Record, decode_records, iter_batches
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+    from penstock.broker.partition import Partition
+    from penstock.cluster.state import PartitionState, TopicState
+
+#: What is read at a time; whole batches, so one may be larger.
+_PIECE_BYTES: Final = 1 << 20
+_TIMEOUT_S: Final = 5.0
+_NOT_A_REPLICA: Final = -1
+_NO_SESSION: Final = -1
+_END: Final = 1 << 62
+
+Pair = tuple[int, int]
+
+
+class Found(NamedTuple):
+    """`records` by offset. What is wanted before `seen_upto`, and not here, does not exist: before `start_offset`
+    it did.
+    """
+
+    records: dict[int, Record]
+    start_offset: int
+    seen_upto: int
+
+
+class _Piece(NamedTuple):
+    data: BytesLike
+    start_offset: int
+    is_beyond_end: bool = False
+
+
+async def read_records(node: Node, topic: TopicState, index: int, wanted: Sequence[Pair]) -> Found:
+    """`wanted` are first and last offsets, sorted. Reads as far as a piece goes, and at least one of them.
+
+    Raises ApiError: what passes, or UNKNOWN_TOPIC_OR_PARTITION.
+    """
+    offset, last = wanted[0][0], wanted[-1][1]
+    piece = await _read(node, topic, index, offset)
+    if piece.is_beyond_end:
+        # An unclean election has taken away what was delivered.
+        return Found({}, _END, _END)
+    if offset < piece.start_offset:
+        return Found({}, piece.start_offset, min(piece.start_offset, last + 1))
+    max_bytes = node.settings.integer("penstock.decompress.max.bytes")
+    found, seen_upto = await node.in_thread(_pick, piece.data, wanted, max_bytes)
+    return Found(found, piece.start_offset, seen_upto)
+
+
+def _pick(data: BytesLike, wanted: Sequence[Pair], max_bytes: int) -> tuple[dict[int, Record], int]:
+    """Blocking. The records, and the offset behind the last batch that was looked at."""
+    picked: dict[int, Record] = {}
+    place, seen_upto = 0, 0
+    for header, batch in iter_batches(data):
+        seen_upto = header.last_offset + 1
+        while place < len(wanted) and wanted[place][1] < header.base_offset:
+            place += 1
+        if place == len(wanted):
+            break
+        if header.is_control or wanted[place][0] > header.last_offset:
+            continue
+        for record in decode_records(batch, max_bytes):
+            if any(first <= record.offset <= last for first, last in wanted[place:]):
+                picked[record.offset] = record
+    return picked, seen_upto
+
+
+async def _read(node: Node, topic: TopicState, index: int, offset: int) -> _Piece:
+    state = node.image.partition(topic.name, index)
+    if state is None or node.image.topics[topic.name].id != topic.id:
+        raise ApiError(ErrorCode.unknown_topic_or_partition, f"{topic.name}-{index} is gone")
+    here = node.partitions.led(topic.name, index)
+    piece = await (_read_here(node, here, offset) if here else _read_there(node, topic, index, state, offset))
+    if not piece.data and offset >= piece.start_offset and not piece.is_beyond_end:
+        raise ApiError(ErrorCode.offset_not_available, "the new leader is still finding out")
+    return piece
+
+
+async def _read_here(node: Node, partition: Partition, offset: int) -> _Piece:
+    log, upto = partition.log, partition.high
+    if offset < log.start_offset:
+        return _Piece(b"", log.start_offset)
+    if offset >= log.end_offset:
+        return _Piece(b"", log.start_offset, is_beyond_end=True)
+    if offset >= upto.offset:
+        return _Piece(b"", log.start_offset)
+    data = (await node.in_thread(log.read, offset, _PIECE_BYTES, upto)).data
+    return _Piece(data, log.start_offset)
+
+
+async def _read_there(
+    node: Node, topic: TopicState, index: int, state: PartitionState, offset: int
+) -> _Piece:
+    from penstock.broker.peers import PeerUnreachable
+    from penstock.protocol.fetch import FetchPartition
+    from penstock.protocol.replica_fetch import VERSION, encode_replica_fetch, parse_fetch_response
+
+    if not state.has_leader:
+        raise ApiError(ErrorCode.leader_not_available)
+    asked = FetchPartition(index, state.leader_epoch, offset, -1, -1, _PIECE_BYTES)
+    body = encode_replica_fetch(
+        replica_id=_NOT_A_REPLICA,
+        broker_epoch=-1,
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=_PIECE_BYTES,
+        session_id=0,
+        session_epoch=_NO_SESSION,
+        topics=[(topic.id.bytes, [asked])],
+    )
+    try:
+        answer = await node.peers.fetch(
+            state.leader, body, version=VERSION, timeout_s=_TIMEOUT_S, purpose="dead-letters"
+        )
+    except (PeerUnreachable, TimeoutError) as error:
+        raise ApiError(ErrorCode.network_exception, str(error)) from None
+    parsed = parse_fetch_response(answer)
+    if parsed.error or not parsed.partitions:
+        raise ApiError(ErrorCode(parsed.error) if parsed.error else ErrorCode.unknown_server_error)
+    (part,) = parsed.partitions
+    if part.error == ErrorCode.offset_out_of_range.value:
+        return _Piece(b"", part.log_start_offset, is_beyond_end=offset >= part.log_start_offset)
+    if part.error:
+        raise ApiError(ErrorCode(part.error))
+    return _Piece(part.records, part.log_start_offset)
