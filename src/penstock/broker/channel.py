@@ -7,13 +7,12 @@ question is asked again after a short rest, until its time is up. So it may be c
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.broker.apis import APIS
-from penstock.broker.context import RequestContext
+from penstock.broker.broker_calls import ask_here
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -110,17 +109,7 @@ class ControllerChannel:
             task.cancel()
 
     async def _call_here(self, api_key: int, request: Any) -> Any:
-        api, node = APIS[api_key], self._node
-        context = RequestContext(
-            node,
-            api_key,
-            api.max_version,
-            f"penstock-{node.node_id}",
-            "",
-            node.settings.inter_broker_listener,
-        )
-        response = api.handler(context, request)
-        return _unless_moved(await response if inspect.isawaitable(response) else response)
+        return _unless_moved(await ask_here(self._node, api_key, request))
 
     def _call_there(self, api_key: int, request: Any, purpose: str) -> AskThere[Any]:
         async def there(leader_id: int, timeout_s: float) -> Any:

@@ -36,6 +36,7 @@ from penstock.broker.server import Server
 from penstock.broker.settings import Settings
 from penstock.cluster.delta import ImageDelta
 from penstock.cluster.image import ClusterImage
+from penstock.cluster.names import SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
 from penstock.cluster.serde import UnreadableRecord
 from penstock.log.identity import WrongOwner
 from penstock.log.recovery import CorruptLog
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
     from penstock.broker.isr import IsrChanges
     from penstock.broker.partition import Partition
     from penstock.broker.peers import Peers
+    from penstock.broker.schedule.service import Schedule
+    from penstock.broker.sharded_coordinator import ShardedCoordinator
+    from penstock.broker.share_state.coordinator import ShareStateCoordinator
+    from penstock.broker.transactions.coordinator import TransactionCoordinator
     from penstock.log.log import Log
 
 logger = logging.getLogger("penstock.node")
@@ -72,6 +77,9 @@ _CODECS: Final = {
     "lz4": Codec.LZ4,
     "zstd": Codec.ZSTD,
 }
+
+#: Coordinators that are made when they are first needed, and the topics whose partitions they lead.
+_LATER_COORDINATORS: Final = {"transactions": TRANSACTION_STATE, "share_state": SHARE_GROUP_STATE}
 
 
 class StartFailed(Exception):
@@ -224,7 +232,14 @@ class Node:
             await self.partitions.lost.told()
         self.lifecycle.ready()
         await self.lifecycle.unfenced()
-        self.spawn(self.groups.start())
+        self.spawn(self._start_coordinators())
+
+    async def _start_coordinators(self) -> None:
+        await self.groups.start()
+        self._follow_schedule(ImageDelta())
+        for name, topic in _LATER_COORDINATORS.items():
+            if topic in self.image.topics:
+                await self._coordinator(name).start()
 
     async def _bind(self) -> tuple[Listener, ...]:
         bound = []
@@ -256,7 +271,10 @@ class Node:
         if hasattr(self, "server"):
             await self.server.close(_DRAIN_SECONDS if clean else 0)
         if hasattr(self, "groups"):
-            self.groups.close()
+            for coordinator in self._coordinators():
+                coordinator.close()
+        if "schedule" in self.__dict__:
+            self.schedule.close()
         await self.lifecycle.close()
         if clean:
             await self.quorum.stop()
@@ -333,6 +351,25 @@ class Node:
         changes.start()
         return changes
 
+    @cached_property
+    def transactions(self) -> TransactionCoordinator:
+        from penstock.broker.transactions.coordinator import TransactionCoordinator
+
+        return TransactionCoordinator(self)
+
+    @cached_property
+    def share_state(self) -> ShareStateCoordinator:
+        from penstock.broker.share_state.coordinator import ShareStateCoordinator
+
+        return ShareStateCoordinator(self)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Made with the first partition that has a schedule, or leads a part of it."""
+        from penstock.broker.schedule.service import Schedule
+
+        return Schedule(self)
+
     @property
     def cluster_id(self) -> str:
         return self.store.cluster_id
@@ -351,6 +388,7 @@ class Node:
             compacted=partition.is_compacted,
             codec=None if partition.codec is None else _CODECS[partition.codec],
             max_bytes=self.settings.integer("penstock.decompress.max.bytes"),
+            schedule=self.schedule.limits(partition) if partition.is_scheduled else None,
         )
 
     # -- tasks and threads ---------------------------------------------------------------------------
@@ -393,7 +431,31 @@ class Node:
         """Called once the new image can be seen."""
         if delta.brokers_changed and "fetchers" in self.__dict__:
             self.fetchers.brokers_changed(delta.brokers_changed)
-        self.groups.image_changed(delta)
+        for name, topic in _LATER_COORDINATORS.items():
+            if any(place[0] == topic and self.partitions.led(*place) for place in delta.partitions_changed):
+                self._coordinator(name)
+        for coordinator in self._coordinators():
+            coordinator.image_changed(delta)
+        self._follow_schedule(delta)
+
+    def _follow_schedule(self, delta: ImageDelta) -> None:
+        """A node on which nothing is scheduled never loads it."""
+        if "schedule" in self.__dict__ or any(
+            partition.is_scheduled or partition.topic == SCHEDULE for partition in self.partitions
+        ):
+            self.schedule.image_changed(delta)
+
+    def _coordinator(self, name: str) -> ShardedCoordinator[Any]:
+        """Made, if it has not been yet."""
+        coordinator: ShardedCoordinator[Any] = getattr(self, name)
+        return coordinator
+
+    def _coordinators(self) -> list[ShardedCoordinator[Any]]:
+        """Those that have been made."""
+        return [
+            self.groups,
+            *(self._coordinator(name) for name in _LATER_COORDINATORS if name in self.__dict__),
+        ]
 
 
 def serve(settings: Settings, on_ready: Callable[[Node], None] | None = None) -> int:

@@ -17,8 +17,8 @@ from penstock.protocol.upgrade import upgrader
 
 #: Older versions of these say what the newest cannot (topic names, one group or member beside many): their
 #: handlers read each version as it is.
-#: OffsetCommit, OffsetFetch, FindCoordinator, LeaveGroup, DeleteTopics.
-_READ_AS_SENT = frozenset({8, 9, 10, 13, 20})
+#: OffsetCommit, OffsetFetch, FindCoordinator, LeaveGroup, DeleteTopics, AddPartitionsToTxn.
+_READ_AS_SENT = frozenset({8, 9, 10, 13, 20, 24})
 #: Metadata of these versions can ask what one may do in the cluster; the newest cannot.
 _READ_AS_OTHER = {(3, 8): 10, (3, 9): 10, (3, 10): 10}
 

@@ -665,13 +665,6 @@ async def test_a_producer_that_names_its_old_id_gets_a_new_one(node: Running) ->
     assert half.error_code is ErrorCode.invalid_request
 
 
-async def test_transactions_are_refused_for_good(node: Running) -> None:
-    answer = await node.ask(init_producer("tx"))
-    assert answer.error_code is ErrorCode.transactional_id_authorization_failed
-    assert answer.producer_id == -1
-    assert not answer.error_code.retriable
-
-
 async def test_producers_of_a_partition_are_shown(node: Running) -> None:
     await node.create("a")
     await node.publish("a", 3, producer_id=42)

@@ -29,6 +29,7 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
     "penstock.flush": "never",
+    "transaction.state.log.num.partitions": "3",
 }
 
 
@@ -182,12 +183,20 @@ async def test_each_key_has_its_own_answer(node: Running) -> None:
 
 
 @pytest.mark.parametrize("version", versions(FIND_COORDINATOR, first=1))
-async def test_transactions_are_refused_for_good(node: Running, version: int) -> None:
-    response = await node.find(version, key_type=1)
+async def test_transactions_have_a_coordinator_whose_topic_is_made_then(node: Running, version: int) -> None:
+    assert "__transaction_state" not in node.node.image.topics
+    response = await node.find(version, key_type=1, key="tx")
     found = response if version < 4 else response.coordinators[0]
-    assert found.error_code is ErrorCode.transactional_id_authorization_failed
-    assert "transactions" in found.error_message
-    assert found.node_id == -1
+    assert (found.error_code, found.node_id, found.host) == (ErrorCode.none, 1, "first.example")
+    topic = node.node.image.topics["__transaction_state"]
+    assert len(topic.partitions) == 3
+    assert "__consumer_offsets" not in node.node.image.topics
+
+
+async def test_there_are_no_coordinators_of_other_kinds(node: Running) -> None:
+    for version, key_type in ((4, 3), (6, -1), (5, 2)):
+        response = await node.find(version, key_type=key_type)
+        assert response.coordinators[0].error_code is ErrorCode.invalid_request
 
 
 # Membership

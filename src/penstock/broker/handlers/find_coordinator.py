@@ -1,26 +1,33 @@
 """FindCoordinator (key 10), v0-6. One key before v4, many from then on, each with its own answer.
 
-The coordinator of a group is the leader of its partition of `__consumer_offsets`, at the listener that was asked.
-The topic is made when the first group is looked for. Transactions and share groups have no coordinator here:
-they are refused with errors that clients take as final.
+The coordinator of a group (key type 0), a transactional id (1) or a share group's partition (2, from v6 on, as
+"group:topic id:partition") is the leader of its partition of the topic that keeps its state, at the listener that was
+asked. The topic is made when the first of its kind is looked for.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kio.schema.find_coordinator.v3.response import FindCoordinatorResponse as SingleResponse
 from kio.schema.find_coordinator.v6.response import Coordinator, FindCoordinatorResponse
 
 from penstock.broker.context import RequestContext
-from penstock.broker.coordinator import OFFSETS_TOPIC
 from penstock.broker.group_requests import NO_THROTTLE
 from penstock.protocol.errors import ApiError, ErrorCode
 
+if TYPE_CHECKING:
+    from penstock.broker.sharded_coordinator import ShardedCoordinator
+
+#: 16 bytes in base64 for URLs.
+_TOPIC_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
+_SHARE: Final = 2
 _MANY_KEYS_FROM: Final = 4
+_SHARE_FROM: Final = 6
 
 
 class _Found(NamedTuple):
@@ -34,45 +41,63 @@ class _Found(NamedTuple):
 def handle(ctx: RequestContext, request: Any) -> Any | Awaitable[Any]:
     # Version 0 knows of groups only.
     key_type = getattr(request, "key_type", _GROUP)
-    if key_type == _GROUP and not ctx.node.groups.has_topic:
-        return _handle_first(ctx, request)
-    return _respond(ctx, request, key_type)
+    coordinator = _coordinator(ctx, key_type)
+    if coordinator is None:
+        flaw = _Found(ErrorCode.invalid_request, f"there are no coordinators of type {key_type} here")
+        return _response(ctx, [(key, flaw) for key in _keys(ctx, request)])
+    if not coordinator.has_topic:
+        return _handle_first(ctx, request, coordinator, key_type)
+    return _respond(ctx, request, coordinator, key_type)
 
 
-async def _handle_first(ctx: RequestContext, request: Any) -> Any:
+def _coordinator(ctx: RequestContext, key_type: int) -> ShardedCoordinator[Any] | None:
+    if key_type == _GROUP:
+        return ctx.node.groups
+    if key_type == _TRANSACTION:
+        return ctx.node.transactions
+    if key_type == _SHARE and ctx.version >= _SHARE_FROM:
+        return ctx.node.share_state
+    return None
+
+
+async def _handle_first(
+    ctx: RequestContext, request: Any, coordinator: ShardedCoordinator[Any], key_type: int
+) -> Any:
     try:
-        await ctx.node.groups.ensure_topic()
+        await coordinator.ensure_topic()
     except ApiError as error:
         failed = _Found(ErrorCode.coordinator_not_available, error.message)
         return _response(ctx, [(key, failed) for key in _keys(ctx, request)])
-    return _respond(ctx, request, _GROUP)
+    return _respond(ctx, request, coordinator, key_type)
 
 
 def _keys(ctx: RequestContext, request: Any) -> tuple[str, ...]:
     return request.coordinator_keys if ctx.version >= _MANY_KEYS_FROM else (request.key,)
 
 
-def _respond(ctx: RequestContext, request: Any, key_type: int) -> Any:
-    return _response(ctx, [(key, _find(ctx, key_type, key)) for key in _keys(ctx, request)])
+def _respond(ctx: RequestContext, request: Any, coordinator: ShardedCoordinator[Any], key_type: int) -> Any:
+    return _response(ctx, [(key, _find(ctx, coordinator, key_type, key)) for key in _keys(ctx, request)])
 
 
-def _find(ctx: RequestContext, key_type: int, key: str) -> _Found:
-    if key_type == _TRANSACTION:
-        # Of the errors there are, the clients take only this one as final; the message says what it means.
-        message = "transactions are not supported by this broker"
-        return _Found(ErrorCode.transactional_id_authorization_failed, message)
-    if key_type != _GROUP:
-        return _Found(ErrorCode.invalid_request, f"there are no coordinators of type {key_type} here")
-    image = ctx.node.image
+def _find(ctx: RequestContext, coordinator: ShardedCoordinator[Any], key_type: int, key: str) -> _Found:
+    if key_type == _SHARE and not _is_share_key(key):
+        return _Found(ErrorCode.invalid_request, f"not a group, topic id and partition: {key}")
     try:
-        partition = image.partition(OFFSETS_TOPIC, ctx.node.groups.shard_of(key))
+        leader = coordinator.leader_of(key)
     except ApiError as error:
         return _Found(error.code, error.message)
-    broker = None if partition is None else image.brokers.get(partition.leader)
+    broker = None if leader is None else ctx.node.image.brokers.get(leader)
     endpoint = None if broker is None else broker.endpoints.get(ctx.listener)
     if broker is None or endpoint is None:
         return _Found(ErrorCode.coordinator_not_available)
     return _Found(ErrorCode.none, None, broker.id, endpoint.host, endpoint.port)
+
+
+def _is_share_key(key: str) -> bool:
+    """The group's id may itself have colons."""
+    group_id, _, rest = key.rpartition(":")
+    group_id, _, topic_id = group_id.rpartition(":")
+    return bool(group_id) and _TOPIC_ID.fullmatch(topic_id) is not None and rest.isdecimal()
 
 
 def _response(ctx: RequestContext, found: list[tuple[str, _Found]]) -> Any:

@@ -6,7 +6,9 @@ was appended before the set shrank waits for it to grow again, and is answered R
 long (30 seconds for a client that gives no time: long enough for the node's own sync). So
 NOT_ENOUGH_REPLICAS_AFTER_APPEND, "committed, but by too few", is never said.
 
-A repeat inside the idempotent window gets its original offset. Topics that must be looked into (compacted, or with a
+A transactional batch whose transaction is open here is appended as any other; before the first one of a transaction the
+coordinator is asked, and whoever belongs to no transaction is refused. A repeat inside the idempotent window gets its
+original offset. Topics that must be looked into (compacted, or with a
 codec of their own) are decoded in a thread and appended in order afterwards. Whoever asks a broker that does not lead
 is told the leader and where it is (v10).
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.broker.connection import HANG_UP, Connection, Reply, Slot
 from penstock.broker.context import RequestContext
@@ -34,7 +36,9 @@ from penstock.protocol.records import HEADER_BYTES, NO_PRODUCER_ID, TRANSACTIONA
 
 if TYPE_CHECKING:
     from penstock.broker.partition import OnCommit, Partition
+    from penstock.broker.transactions.admission import Writer
     from penstock.log.log import Appended
+    from penstock.log.transactions import VerificationGuard
 
 _ACKS_ALL, _ACKS_NONE = -1, 0
 _LEGAL_ACKS = frozenset({-1, 0, 1})
@@ -71,9 +75,16 @@ def handle(
                     raise _absent(ctx, name, index)
                 _check_writable(partition, records, acks)
                 assert records is not None
+                writer = None
+                if records[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL:
+                    writer = _writer(ctx, request, records)
+                    if node.transactions.admission.must_wait(partition, writer):
+                        waiting = waiting or _Waiting(ctx, connection, request, correlation_id, topics)
+                        waiting.verify(partition, records, results, writer)
+                        continue
                 if partition.takes_turns:
                     waiting = waiting or _Waiting(ctx, connection, request, correlation_id, topics)
-                    waiting.prepare(partition, records, results)
+                    waiting.prepare(partition, records, results, writer)
                     continue
                 appended = partition.append(records, now_ms)
             except ApiError as error:
@@ -108,10 +119,6 @@ def _check_writable(partition: Partition, records: memoryview | None, acks: int)
         raise ApiError(ErrorCode.invalid_record, "a produce request carries exactly one record batch")
     if partition.is_internal:
         raise ApiError(ErrorCode.invalid_topic_exception, f"{partition.topic} is an internal topic")
-    if records[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL:
-        # As InitProducerId and FindCoordinator say it: clients take this code as final.
-        message = "transactions are not supported by this broker"
-        raise ApiError(ErrorCode.transactional_id_authorization_failed, message)
     if acks == _ACKS_ALL:
         if partition.isr_size < partition.isr_needed:
             raise ApiError(
@@ -121,6 +128,19 @@ def _check_writable(partition: Partition, records: memoryview | None, acks: int)
             )
     elif acks not in _LEGAL_ACKS:
         raise ApiError(ErrorCode.invalid_required_acks, f"acks={acks} is none of -1, 0 and 1")
+
+
+def _writer(ctx: RequestContext, request: ProduceRequest, records: memoryview) -> Writer:
+    """Raises ApiError: a transactional batch belongs to a transactional id."""
+    from penstock.broker.transactions.admission import Writer
+
+    if request.transactional_id is None:
+        message = "a transactional batch in a request without transactional id"
+        raise ApiError(ErrorCode.transactional_id_authorization_failed, message)
+    producer_id, epoch, _ = _PRODUCER.unpack_from(records, _PRODUCER_AT)
+    if producer_id == NO_PRODUCER_ID:
+        raise ApiError(ErrorCode.invalid_record, "a transactional batch without producer id")
+    return Writer(request.transactional_id, producer_id, epoch, ctx.version)
 
 
 def _note_passing(partition: Partition, records: memoryview, error: ApiError) -> None:
@@ -205,8 +225,31 @@ class _Waiting:
         self._commits.append((partition, committed))
         partition.when_committed(last_offset, committed)
 
-    def prepare(self, partition: Partition, records: memoryview, results: Results) -> None:
+    def prepare(
+        self, partition: Partition, records: memoryview, results: Results, writer: Writer | None
+    ) -> None:
         """Decode off the loop; the bytes are copied because the frame's buffer is reused meanwhile."""
+        place, key = self._begin(partition, records, results)
+        turn = self._append_in_turn(partition, bytearray(records), partition.last_turn, writer, None)
+        task = self._ctx.node.spawn(self._finish(turn, partition, results, place, key))
+        partition.begin_turn(task)
+        self._hold_memory(len(records), task)
+
+    def verify(self, partition: Partition, records: memoryview, results: Results, writer: Writer) -> None:
+        """Ask the coordinator first; what else the same producer sends meanwhile waits for it."""
+        place, key = self._begin(partition, records, results)
+        copied = bytearray(records)
+
+        def work(previous: asyncio.Task[None] | None) -> Coroutine[None, None, None]:
+            appending = self._append_verified(partition, copied, previous, writer)
+            return self._finish(appending, partition, results, place, key)
+
+        task = self._ctx.node.transactions.admission.line_up(partition, writer, work)
+        self._hold_memory(len(records), task)
+
+    def _begin(
+        self, partition: Partition, records: memoryview, results: Results
+    ) -> tuple[int, tuple[int, int]]:
         max_bytes = partition.log.config.max_message_bytes
         if len(records) > max_bytes:
             raise ApiError(
@@ -215,11 +258,7 @@ class _Waiting:
             )
         place = len(results)
         results.append(PartitionResult(partition.index, ErrorCode.request_timed_out.value))
-        key = self._opened(results, place)
-        turn = self._append_in_turn(partition, bytearray(records), partition.last_turn)
-        task = self._ctx.node.spawn(self._take_turn(turn, partition, results, place, key))
-        partition.begin_turn(task)
-        self._hold_memory(len(records), task)
+        return place, self._opened(results, place)
 
     def _hold_memory(self, size: int, task: asyncio.Task[None]) -> None:
         server = self._ctx.node.server
@@ -228,16 +267,16 @@ class _Waiting:
         if server.buffers.is_full:
             server.wait_for_memory(self._connection)
 
-    async def _take_turn(
+    async def _finish(
         self,
-        turn: Coroutine[None, None, Appended],
+        appending: Coroutine[None, None, Appended],
         partition: Partition,
         results: Results,
         place: int,
         key: tuple[int, int],
     ) -> None:
         try:
-            appended = await turn
+            appended = await appending
         except ApiError as error:
             results[place] = self._refused(partition, error)
         except Exception:
@@ -256,19 +295,58 @@ class _Waiting:
         self._done(key)
 
     async def _append_in_turn(
-        self, partition: Partition, records: bytearray, previous: asyncio.Task[None] | None
+        self,
+        partition: Partition,
+        records: bytearray,
+        previous: asyncio.Task[Any] | None,
+        writer: Writer | None,
+        guard: VerificationGuard | None,
     ) -> Appended:
         """Batches are prepared side by side and appended in the order in which they came."""
         node = self._ctx.node
         prepared = node.in_thread(node.prepare_batch, partition, records)
         if previous is not None:
             await asyncio.wait([previous])
-        batch = memoryview(await prepared)
+        return self._append_late(partition, memoryview(await prepared), writer, guard)
+
+    async def _append_verified(
+        self,
+        partition: Partition,
+        records: bytearray,
+        previous: asyncio.Task[None] | None,
+        writer: Writer,
+    ) -> Appended:
+        if previous is not None:
+            await asyncio.wait([previous])
+        try:
+            guard = await self._ctx.node.transactions.admission.guard(partition, writer)
+        except ApiError as error:
+            _note_passing(partition, memoryview(records), error)
+            raise
+        if not partition.takes_turns:
+            return self._append_late(partition, memoryview(records), writer, guard)
+        turn = self._ctx.node.spawn(
+            self._append_in_turn(partition, records, partition.last_turn, writer, guard)
+        )
+        partition.begin_turn(turn)
+        return await turn
+
+    def _append_late(
+        self,
+        partition: Partition,
+        batch: memoryview,
+        writer: Writer | None,
+        guard: VerificationGuard | None,
+    ) -> Appended:
+        """What has waited meets the partition as it is now."""
+        node = self._ctx.node
         if partition.is_retired:
             raise ApiError(ErrorCode.unknown_topic_or_partition, "the topic was deleted")
         try:
             partition.check_leader()
-            return partition.append(batch, node.now_ms())
+            if writer is not None and guard is None:
+                node.transactions.admission.check_open(partition, writer)
+            return partition.append(batch, node.now_ms(), guard)
         except ApiError as error:
             _note_passing(partition, batch, error)
             raise

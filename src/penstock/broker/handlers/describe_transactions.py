@@ -1,0 +1,58 @@
+"""DescribeTransactions (key 65), v0. What is going on under each transactional id; asked of its coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from kio.schema.describe_transactions.v0.response import (
+    DescribeTransactionsResponse,
+    TopicData,
+    TransactionState,
+)
+
+from penstock.broker.context import RequestContext
+from penstock.broker.group_requests import NO_THROTTLE, by_topic
+from penstock.broker.transactions.requests import refuse_nameless
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.transactions.messages import DescribedTransaction
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    found = await asyncio.gather(*(_describe(ctx, name) for name in request.transactional_ids))
+    return DescribeTransactionsResponse(
+        throttle_time=NO_THROTTLE, transaction_states=tuple(_state(each) for each in found)
+    )
+
+
+async def _describe(ctx: RequestContext, transactional_id: str) -> DescribedTransaction:
+    try:
+        refuse_nameless(transactional_id)
+        return await ctx.node.transactions.describe(transactional_id)
+    except ApiError as error:
+        return DescribedTransaction(transactional_id, error.code)
+
+
+def _start_time(found: DescribedTransaction) -> datetime:
+    """-1 ms when none was begun, and 0 beside an error, as in Apache Kafka."""
+    start_ms = found.start_timestamp_ms if found.error is ErrorCode.none else 0
+    return _EPOCH + timedelta(milliseconds=start_ms)
+
+
+def _state(found: DescribedTransaction) -> Any:
+    return TransactionState(
+        error_code=found.error,
+        transactional_id=found.transactional_id,
+        transaction_state=found.state,
+        transaction_timeout=timedelta(milliseconds=found.timeout_ms),
+        transaction_start_time=_start_time(found),
+        producer_id=found.producer_id,
+        producer_epoch=found.epoch,
+        topics=tuple(
+            TopicData(topic=topic, partitions=tuple(indexes))
+            for topic, indexes in by_topic(sorted(found.partitions))
+        ),
+    )

@@ -1,0 +1,41 @@
+"""ListTransactions (key 66), v0-1. The transactional ids that this broker coordinates, by state, producer and age."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kio.schema.list_transactions.v2.response import ListTransactionsResponse, TransactionState
+
+from penstock.broker.context import RequestContext
+from penstock.broker.group_requests import NO_THROTTLE
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.transactions.messages import ListFilters, ListReply
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    filters = ListFilters(
+        frozenset(request.state_filters), frozenset(request.producer_id_filters), request.duration_filter
+    )
+    try:
+        replies = await ctx.node.transactions.list_transactions(filters)
+    except ApiError as error:
+        return _response(error.code, [])
+    return _response(ErrorCode.none, replies)
+
+
+def _response(error: ErrorCode, replies: list[ListReply]) -> Any:
+    unknown_states = dict.fromkeys(state for reply in replies for state in reply.unknown_states)
+    return ListTransactionsResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=error,
+        unknown_state_filters=tuple(unknown_states),
+        transaction_states=tuple(
+            TransactionState(
+                transactional_id=each.transactional_id,
+                producer_id=each.producer_id,
+                transaction_state=each.state,
+            )
+            for reply in replies
+            for each in reply.transactions
+        ),
+    )

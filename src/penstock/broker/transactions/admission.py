@@ -1,0 +1,126 @@
+"""Transactional batches that a leader may not append at once, because their transaction is not open here yet.
+
+They wait for the coordinator's word, each producer for itself: nobody else's batches wait with them, and a producer's
+own batches stay in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+
+from penstock.broker.transactions.verification import Question
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.transactions.messages import TopicPartition
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+    from penstock.broker.partition import Partition
+    from penstock.log.transactions import VerificationGuard
+
+#: From this version of Produce on, the partition is added by the leader (KIP-890).
+ADDS_FROM: Final = 12
+#: From this version on, producers know the error that asks them to abort.
+_ABORTABLE_FROM: Final = 11
+#: The coordinator could not be asked, or has no word yet; all clients send the batch again after NOT_ENOUGH_REPLICAS.
+_LATER: Final = frozenset(
+    {
+        ErrorCode.network_exception,
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.not_coordinator,
+        ErrorCode.unknown_topic_or_partition,  # it leads here, so the coordinator will hear of it too
+        ErrorCode.unknown_server_error,
+    }
+)
+
+
+class Writer(NamedTuple):
+    """Who sent a transactional batch, and how."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    produce_version: int
+
+    @property
+    def adds(self) -> bool:
+        return self.produce_version >= ADDS_FROM
+
+
+_Key = tuple[UUID, int, int]  # topic id, partition, producer id
+
+
+class Admission:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._verifies = node.settings.boolean("transaction.partition.verification.enable")
+        self._last: dict[_Key, asyncio.Task[None]] = {}
+
+    def must_wait(self, partition: Partition, writer: Writer) -> bool:
+        """Whether the writer's batch has to go through `line_up`."""
+        if self._last and _key(partition, writer) in self._last:
+            return True
+        return self._needs_word(partition, writer)
+
+    def _needs_word(self, partition: Partition, writer: Writer) -> bool:
+        if not (self._verifies or writer.adds):
+            return False
+        return partition.log.producers.needs_verification(writer.producer_id, writer.epoch)
+
+    def line_up(
+        self, partition: Partition, writer: Writer, work: Callable[..., Coroutine[Any, Any, None]]
+    ) -> asyncio.Task[None]:
+        """Run `work(previous)`, which waits for the writer's batch before it."""
+        key = _key(partition, writer)
+        task = self._node.spawn(work(self._last.get(key)))
+        self._last[key] = task
+        task.add_done_callback(lambda done: self._left(key, done))
+        return task
+
+    def _left(self, key: _Key, task: asyncio.Task[None]) -> None:
+        if self._last.get(key) is task:
+            del self._last[key]
+
+    async def guard(self, partition: Partition, writer: Writer) -> VerificationGuard | None:
+        """What to append with, once the coordinator has said that the partition is in the transaction.
+
+        None where nothing needs to be said. Raises ApiError.
+        """
+        if not self._needs_word(partition, writer):
+            return None
+        guard = partition.log.producers.begin_verification(writer.producer_id, writer.epoch)
+        leader_epoch = partition.leader_epoch
+        place = TopicPartition(partition.topic, partition.index)
+        question = Question(writer.transactional_id, writer.producer_id, writer.epoch, writer.adds)
+        outcomes = await self._node.transactions.verification.ask(question, (place,))
+        if outcomes[place] is not ErrorCode.none:
+            raise _refusal(outcomes[place], writer)
+        if partition.leader_epoch != leader_epoch:
+            raise ApiError(ErrorCode.not_leader_or_follower)
+        return guard
+
+    def check_open(self, partition: Partition, writer: Writer) -> None:
+        """For a batch without a guard that is appended later than it came. Raises ApiError."""
+        if self._needs_word(partition, writer):
+            raise ApiError(ErrorCode.invalid_txn_state, "the transaction has ended meanwhile")
+
+
+def _key(partition: Partition, writer: Writer) -> _Key:
+    return partition.topic_id, partition.index, writer.producer_id
+
+
+def _refusal(code: ErrorCode, writer: Writer) -> ApiError:
+    """As a producer of that version understands it."""
+    if code in _LATER or (code is ErrorCode.concurrent_transactions and not writer.adds):
+        return ApiError(
+            ErrorCode.not_enough_replicas,
+            f"unable to verify that the partition is in the transaction: {code.name}",
+        )
+    if code is ErrorCode.producer_fenced:
+        return ApiError(ErrorCode.invalid_producer_epoch)
+    if code is ErrorCode.transaction_abortable and writer.produce_version < _ABORTABLE_FROM:
+        code = ErrorCode.invalid_txn_state
+    return ApiError(code, "the partition is not in the transaction")

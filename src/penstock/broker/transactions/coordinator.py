@@ -1,0 +1,128 @@
+"""Transactions on the coordinator runtime: what the handlers of producers' requests talk to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker.internal_topics import TRANSACTIONS
+from penstock.broker.sharded_coordinator import ShardedCoordinator
+from penstock.broker.transactions.admission import Admission
+from penstock.broker.transactions.markers import MarkerDelivery
+from penstock.broker.transactions.verification import Verification
+from penstock.cluster.names import CONSUMER_OFFSETS
+from penstock.transactions.messages import (
+    AddReply,
+    AddRequest,
+    DescribedTransaction,
+    EndReply,
+    EndRequest,
+    InitReply,
+    InitRequest,
+    ListFilters,
+    ListReply,
+    NeedsProducerId,
+    TopicPartition,
+)
+from penstock.transactions.settings import TransactionSettings
+
+if TYPE_CHECKING:
+    from penstock.broker.coordinator_runtime import Token, Work
+    from penstock.broker.node import Node
+    from penstock.broker.settings import Settings
+    from penstock.transactions.shard import TransactionShard
+
+TRANSACTION_VERSION = "transaction.version"
+
+#: Decides about a request, given a fresh producer id or none.
+Decide = Callable[["TransactionShard", "Token", int | None], "Work"]
+
+
+class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
+    """`node.transactions`. What it is asked raises ApiError where this node cannot answer."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node, TRANSACTIONS)
+        self._settings = transaction_settings(node.settings)
+        self._markers = MarkerDelivery(node, self)
+        self.verification = Verification(node, self)
+        self.admission = Admission(node)
+
+    @property
+    def transaction_version(self) -> int:
+        """The level of the feature that the whole cluster has."""
+        return self._node.image.features.get(TRANSACTION_VERSION, 0)
+
+    async def init_producer_id(self, request: InitRequest) -> InitReply:
+        reply: InitReply = await self._with_producer_id(
+            request.transactional_id,
+            lambda shard, token, fresh: shard.init_producer_id(
+                request, token, now_ms=self.now_ms(), fresh_producer_id=fresh
+            ),
+        )
+        return reply
+
+    async def add_partitions(self, request: AddRequest) -> AddReply:
+        reply: AddReply = await self.write(
+            request.transactional_id,
+            lambda shard, token: shard.add_partitions(request, token, now_ms=self.now_ms()),
+        )
+        return reply
+
+    async def verify_partitions(self, request: AddRequest) -> AddReply:
+        reply: AddReply = await self.write(
+            request.transactional_id, lambda shard, token: shard.verify_partitions(request, token)
+        )
+        return reply
+
+    async def end(self, request: EndRequest) -> EndReply:
+        reply: EndReply = await self._with_producer_id(
+            request.transactional_id,
+            lambda shard, token, fresh: shard.end(
+                request, token, now_ms=self.now_ms(), fresh_producer_id=fresh
+            ),
+        )
+        return reply
+
+    async def describe(self, transactional_id: str) -> DescribedTransaction:
+        return await self.read(transactional_id, lambda shard: shard.describe(transactional_id))
+
+    async def list_transactions(self, filters: ListFilters) -> list[ListReply]:
+        """One of each shard that this node leads."""
+        return [*await self.read_all(lambda shard: shard.list_transactions(filters, now_ms=self.now_ms()))]
+
+    def offsets_partition(self, group_id: str) -> TopicPartition:
+        """Where the offsets of a group are. Raises ApiError while there is no such topic."""
+        return TopicPartition(CONSUMER_OFFSETS, self._node.groups.shard_of(group_id))
+
+    def _new_shard(self) -> TransactionShard:
+        from penstock.transactions.shard import TransactionShard
+
+        return TransactionShard(self._settings, transaction_version=lambda: self.transaction_version)
+
+    def _led(self, index: int) -> None:
+        self._markers.serve(index)
+
+    async def _with_producer_id(self, transactional_id: str, decide: Decide) -> Any:
+        """Producer ids are taken when they are needed, since each one taken for nothing is lost."""
+        reply = await self._decide(transactional_id, decide, None)
+        while isinstance(reply, NeedsProducerId):
+            reply = await self._decide(transactional_id, decide, await self._node.producer_ids.fresh())
+        return reply
+
+    async def _decide(self, transactional_id: str, decide: Decide, fresh: int | None) -> Any:
+        return await self.write(transactional_id, lambda shard, token: decide(shard, token, fresh))
+
+
+def transaction_settings(settings: Settings) -> TransactionSettings:
+    return TransactionSettings(
+        timeout_max_ms=settings.integer("transaction.max.timeout.ms"),
+        id_expiration_ms=settings.integer("transactional.id.expiration.ms"),
+        timed_out_check_interval_ms=settings.integer(
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms"
+        ),
+        expired_check_interval_ms=settings.integer(
+            "transaction.remove.expired.transaction.cleanup.interval.ms"
+        ),
+        two_phase_enabled=settings.boolean("transaction.two.phase.commit.enable"),
+    )

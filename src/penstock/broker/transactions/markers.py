@@ -1,0 +1,131 @@
+"""Markers: the end of each prepared transaction is written into every one of its partitions, until all have it.
+
+A shard hands out what it has prepared, again after every load; so nothing is remembered here that a fail-over could
+lose. What was handed out belongs to one life of the shard: once that has ended nothing more is sent or reported of it,
+as the next life may be about a later transaction of the same producer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.transactions.marker_outbox import MarkerOutbox
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.transactions.messages import Markers, MarkersPosition, MarkersReply, TopicPartition
+
+if TYPE_CHECKING:
+    from penstock.broker.coordinator_runtime import ActiveShard
+    from penstock.broker.node import Node
+    from penstock.broker.transactions.coordinator import TransactionCoordinator
+    from penstock.transactions.shard import TransactionShard
+
+logger = logging.getLogger("penstock.transactions")
+
+_REST_S: Final = 0.02
+_REST_MAX_S: Final = 1.0
+#: The marker is there, or the partition has gone on to a later transaction of the producer: this one has ended there.
+_WRITTEN: Final = frozenset({ErrorCode.none, ErrorCode.invalid_producer_epoch})
+
+
+class MarkerDelivery:
+    """One task for each shard that is led here, and one for each transaction that is ending."""
+
+    def __init__(self, node: Node, coordinator: TransactionCoordinator) -> None:
+        self._node = node
+        self._coordinator = coordinator
+        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._outboxes: dict[int, MarkerOutbox] = {}  # by broker
+
+    def serve(self, index: int) -> None:
+        """Deliver for this shard for as long as it is led here."""
+        task = self._serving.get(index)
+        if task is None or task.done():
+            self._serving[index] = self._node.spawn(self._serve(index))
+
+    async def _serve(self, index: int) -> None:
+        while self._node.partitions.led(self._coordinator.topic.name, index) is not None:
+            try:
+                active = await self._coordinator.active_shard(index)
+            except ApiError:
+                await asyncio.sleep(_REST_MAX_S * random.random())
+                continue
+            await self._serve_life(active)
+
+    async def _serve_life(self, active: ActiveShard[TransactionShard]) -> None:
+        position: MarkersPosition | None = None
+        while not active.is_closed:
+            try:
+                reply: MarkersReply = await active.submit(
+                    lambda shard, token, after=position: shard.next_markers(after, token)  # type: ignore[misc]
+                )
+            except ApiError:
+                # Its life is over, or nothing is committed at present.
+                await asyncio.sleep(_REST_MAX_S * random.random())
+                continue
+            position = reply.position
+            for markers in reply.markers:
+                self._node.spawn(self._deliver(active, markers))
+
+    async def _deliver(self, active: ActiveShard[TransactionShard], markers: Markers) -> None:
+        left, rest_s = markers.partitions, _REST_S
+        while not active.is_closed:
+            outcomes = await self._write(markers, active.leader_epoch, left)
+            if ErrorCode.transaction_coordinator_fenced in outcomes.values():
+                logger.warning("another coordinator ends the transaction of %s", markers.transactional_id)
+                return
+            written = tuple(partition for partition in left if outcomes[partition] in _WRITTEN)
+            left = tuple(partition for partition in left if outcomes[partition] not in _WRITTEN)
+            await self._report(active, markers, written)
+            if not left:
+                return
+            await asyncio.sleep(rest_s * random.uniform(0.5, 1.5))
+            rest_s = min(rest_s * 2, _REST_MAX_S)
+
+    async def _write(
+        self, markers: Markers, coordinator_epoch: int, partitions: tuple[TopicPartition, ...]
+    ) -> dict[TopicPartition, ErrorCode]:
+        outcomes: dict[TopicPartition, ErrorCode] = {}
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for partition in partitions:
+            state = self._node.image.partition(partition.topic, partition.partition)
+            if state is None:
+                outcomes[partition] = ErrorCode.none  # deleted, with everything in it
+            elif not state.has_leader:
+                outcomes[partition] = ErrorCode.leader_not_available
+            else:
+                by_leader.setdefault(state.leader, []).append(partition)
+        answers = await asyncio.gather(
+            *(
+                self._outbox(leader).write(markers, coordinator_epoch, tuple(led))
+                for leader, led in by_leader.items()
+            )
+        )
+        for answer in answers:
+            outcomes |= answer
+        return outcomes
+
+    def _outbox(self, broker_id: int) -> MarkerOutbox:
+        outbox = self._outboxes.get(broker_id)
+        if outbox is None:
+            outbox = self._outboxes[broker_id] = MarkerOutbox(self._node, broker_id)
+        return outbox
+
+    async def _report(
+        self, active: ActiveShard[TransactionShard], markers: Markers, written: tuple[TopicPartition, ...]
+    ) -> None:
+        """Nobody waits for it, so it is said until it is heard."""
+        while not active.is_closed and (written or not markers.partitions):
+            now_ms = self._node.now_ms()
+            try:
+                await active.submit(
+                    lambda shard, token, now_ms=now_ms: shard.markers_written(  # type: ignore[misc]
+                        markers, written, token, now_ms=now_ms
+                    )
+                )
+            except ApiError:
+                await asyncio.sleep(_REST_MAX_S * random.random())
+            else:
+                return

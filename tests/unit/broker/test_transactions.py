@@ -1,0 +1,523 @@
+"""Transactions on a running node, request by request, in the older protocol and in the newer one (KIP-890)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.broker.raw_client import create_topic, delete_topic, new_node, until
+from tests.unit.broker.transactional import (
+    ADD_OFFSETS,
+    ADD_PARTITIONS,
+    LIST_TRANSACTIONS,
+    NEW,
+    NOW_MS,
+    OLD,
+    PRODUCE,
+    TransactionalClient,
+    Versions,
+    seen,
+)
+from tests.unit.broker.wire_client import WireClient
+from tests.waiting import eventually_async
+
+from penstock.broker.node import Node
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.records import Record, encode_batch
+
+NONE = ErrorCode.none
+BOTH = pytest.mark.parametrize("versions", [OLD, NEW], ids=["old", "new"])
+SETTINGS = {
+    "penstock_flush": "never",
+    "offsets_topic_num_partitions": "1",
+    "transaction_state_log_num_partitions": "2",
+    "transaction_abort_timed_out_transaction_cleanup_interval_ms": "20",
+    "transaction_two_phase_commit_enable": "true",
+}
+
+
+class Stage:
+    """A node with a topic of two partitions, and as many clients as a test wants."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._clients: list[WireClient] = []
+
+    async def client(self) -> WireClient:
+        client = await WireClient.connect(self.node)
+        self._clients.append(client)
+        return client
+
+    async def producer(self, versions: Versions, name: str = "tx", **fields: Any) -> TransactionalClient:
+        producer = TransactionalClient(await self.client(), name, versions)
+        await producer.init(**fields)
+        return producer
+
+    async def begin(self, producer: TransactionalClient, *partitions: int, topic: str = "t") -> None:
+        """What the newer protocol has the leader do."""
+        if producer.versions == OLD:
+            assert await producer.add(*partitions, topic=topic) == [NONE] * len(partitions)
+
+    async def committed(self, partition: int = 0, topic: str = "t") -> list[str]:
+        return (await seen(await self.client(), topic, partition)).values
+
+    async def everything(self, partition: int = 0, topic: str = "t") -> list[str]:
+        return (await seen(await self.client(), topic, partition, committed=False)).values
+
+    async def settled(self, producer: TransactionalClient) -> str:
+        """The state, once no marker is on its way."""
+
+        async def is_settled() -> bool:
+            return not (await producer.state_name()).startswith("Prepare")
+
+        await eventually_async(is_settled)
+        return await producer.state_name()
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    node = new_node(tmp_path, **SETTINGS)
+    await node.start()
+    await create_topic(node, "t", partitions=2)
+    stage = Stage(node)
+    yield stage
+    await stage.close()
+    await stage.node.stop()
+
+
+@BOTH
+async def test_a_committed_transaction_shows_all_at_once(stage: Stage, versions: Versions) -> None:
+    producer = await stage.producer(versions)
+    await stage.begin(producer, 0, 1)
+    assert await producer.send("a", "b") is NONE
+    assert await producer.send("c", partition=1) is NONE
+    assert await producer.send("d") is NONE
+    assert (await producer.state()).transaction_state == "Ongoing"
+    assert (await stage.committed(0), await stage.committed(1)) == ([], [])
+    assert await stage.everything() == ["a", "b", "d"]
+    assert await producer.end(commit=True) is NONE
+    assert await stage.settled(producer) == "CompleteCommit"
+    assert (await stage.committed(0), await stage.committed(1)) == (["a", "b", "d"], ["c"])
+
+
+@BOTH
+async def test_an_aborted_transaction_is_skipped_and_the_next_one_is_not(
+    stage: Stage, versions: Versions
+) -> None:
+    producer = await stage.producer(versions)
+    for value, commit in (("a", False), ("b", True), ("c", False), ("d", True)):
+        await stage.begin(producer, 0)
+        assert await producer.send(value) is NONE
+        assert await producer.end(commit) is NONE
+        await stage.settled(producer)
+    assert await stage.committed() == ["b", "d"]
+    assert await stage.everything() == ["a", "b", "c", "d"]
+
+
+async def test_each_transaction_of_the_newer_protocol_has_an_epoch_of_its_own(stage: Stage) -> None:
+    producer = await stage.producer(NEW)
+    epochs = []
+    for value in "abc":
+        assert await producer.send(value) is NONE
+        epochs.append(producer.epoch)
+        assert await producer.end(commit=True) is NONE
+    assert epochs == sorted(set(epochs))
+    assert await stage.settled(producer) == "CompleteCommit"
+    assert await stage.committed() == ["a", "b", "c"]
+
+
+@BOTH
+async def test_a_second_producer_fences_the_first_and_aborts_what_it_left_open(
+    stage: Stage, versions: Versions
+) -> None:
+    zombie = await stage.producer(versions)
+    await stage.begin(zombie, 0)
+    assert await zombie.send("lost") is NONE
+    heir = await stage.producer(versions)
+    assert (heir.producer_id, heir.epoch > zombie.epoch) == (zombie.producer_id, True)
+    assert await zombie.send("late") is ErrorCode.invalid_producer_epoch
+    assert await zombie.end(commit=True) is ErrorCode.producer_fenced
+    await stage.begin(heir, 0)
+    assert await heir.send("kept") is NONE
+    assert await heir.end(commit=True) is NONE
+    await stage.settled(heir)
+    assert await stage.committed() == ["kept"]
+    assert await stage.everything() == ["lost", "kept"]
+
+
+async def test_old_clients_are_told_of_fencing_in_the_words_they_know(stage: Stage) -> None:
+    zombie = await stage.producer(OLD)
+    await stage.producer(OLD)
+    assert await zombie.add(0, version=3) == [ErrorCode.producer_fenced]
+    assert await zombie.add(0, version=1) == [ErrorCode.invalid_producer_epoch]
+    zombie.versions = OLD._replace(end=1)
+    assert await zombie.end(commit=True) is ErrorCode.invalid_producer_epoch
+    for version, error in ((3, ErrorCode.invalid_producer_epoch), (4, ErrorCode.producer_fenced)):
+        reply = await zombie.try_init(version, producer_id=zombie.producer_id, producer_epoch=zombie.epoch)
+        assert reply.error_code is error
+
+
+@BOTH
+async def test_a_transaction_that_takes_too_long_is_aborted(stage: Stage, versions: Versions) -> None:
+    producer = await stage.producer(versions, transaction_timeout=timedelta(milliseconds=50))
+    await stage.begin(producer, 0)
+    assert await producer.send("slow") is NONE
+
+    async def is_aborted() -> bool:
+        return await producer.state_name() == "CompleteAbort"
+
+    await eventually_async(is_aborted)
+    assert await stage.committed() == []
+    assert (await seen(await stage.client())).last_stable_offset == 2
+    assert await producer.end(commit=True) in (ErrorCode.producer_fenced, ErrorCode.invalid_producer_epoch)
+
+
+# The delayed produce
+
+
+async def test_a_batch_of_no_transaction_is_refused(stage: Stage) -> None:
+    producer = await stage.producer(OLD)
+    assert await producer.send("never added") is ErrorCode.transaction_abortable
+    producer.versions = OLD._replace(produce=9)
+    assert await producer.send("never added") is ErrorCode.invalid_txn_state
+    assert await stage.everything() == []
+
+
+@BOTH
+async def test_a_delayed_batch_begins_no_transaction_that_nobody_ends(
+    stage: Stage, versions: Versions
+) -> None:
+    producer = await stage.producer(versions)
+    await stage.begin(producer, 0)
+    assert await producer.send("a") is NONE
+    delayed = producer.batch("delayed")
+    assert await producer.end(commit=True) is NONE
+    await stage.settled(producer)
+    refused = await producer.send_batch(delayed)
+    assert refused in (ErrorCode.transaction_abortable, ErrorCode.invalid_producer_epoch)
+    assert await stage.everything() == ["a"]
+    assert (await seen(await stage.client())).last_stable_offset == 2, "nothing hangs"
+
+
+async def test_a_batch_that_is_verified_while_its_transaction_ends_is_refused(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator's word is out of date by the time it arrives: a marker has come in between."""
+    producer = await stage.producer(OLD)
+    await stage.begin(producer, 0, 1)
+    told, ended = asyncio.Event(), asyncio.Event()
+    verification = stage.node.transactions.verification
+    ask = verification.ask
+
+    async def ask_slowly(*args: Any) -> Any:
+        word = await ask(*args)
+        told.set()
+        await ended.wait()
+        return word
+
+    monkeypatch.setattr(verification, "ask", ask_slowly)
+    sending = asyncio.create_task(producer.send("late"))
+    await told.wait()
+    other = TransactionalClient(await stage.client(), "tx", OLD)
+    other.producer_id, other.epoch = producer.producer_id, producer.epoch
+    assert await other.end(commit=True) is NONE
+    await stage.settled(other)
+    ended.set()
+    assert await sending is ErrorCode.invalid_txn_state
+    assert await stage.everything() == []
+
+
+async def test_nobody_else_waits_while_a_coordinator_is_asked(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = await stage.producer(OLD)
+    await stage.begin(producer, 0)
+    verification = stage.node.transactions.verification
+    ask, asked, go = verification.ask, asyncio.Event(), asyncio.Event()
+
+    async def ask_later(*args: Any) -> Any:
+        asked.set()
+        await go.wait()
+        return await ask(*args)
+
+    monkeypatch.setattr(verification, "ask", ask_later)
+    first, second = producer.batch("1"), producer.batch("2")
+    twin = TransactionalClient(await stage.client(), "tx", OLD)
+    sending = [asyncio.create_task(producer.send_batch(first))]
+    await asked.wait()
+    sending.append(asyncio.create_task(twin.send_batch(second)))
+    plain = await stage.client()
+    assert await publish(plain, "plain") is NONE
+    go.set()
+    assert await asyncio.gather(*sending) == [NONE, NONE]
+    assert await stage.everything() == ["plain", "1", "2"], "the producer's own batches stay in order"
+
+
+async def publish(client: WireClient, value: str, **producer: Any) -> ErrorCode:
+    batch = encode_batch([Record(0, NOW_MS, None, value.encode())], **producer)
+    part = SimpleNamespace(index=0, records=bytes(batch))
+    request = SimpleNamespace(
+        transactional_id=None,
+        acks=1,
+        timeout=timedelta(seconds=30),
+        topic_data=(SimpleNamespace(name="t", partition_data=(part,)),),
+    )
+    reply = await client.ask(request, api_key=PRODUCE, version=9)
+    error: ErrorCode = reply.responses[0].partition_responses[0].error_code
+    return error
+
+
+async def test_pipelined_batches_of_a_compacted_topic_are_verified_too(stage: Stage) -> None:
+    await create_topic(stage.node, "c", cleanup_policy="compact", compression_type="gzip")
+    producer = await stage.producer(NEW)
+    keyed = [
+        bytes(
+            encode_batch(
+                [Record(0, NOW_MS, b"k", str(sequence).encode())],
+                attributes=0x10,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+                base_sequence=sequence,
+            )
+        )
+        for sequence in range(4)
+    ]
+    lines = [TransactionalClient(await stage.client(), "tx", NEW) for _ in keyed]
+    sending = []
+    for line, batch in zip(lines, keyed, strict=True):
+        sending.append(asyncio.create_task(line.send_batch(batch, "c")))
+        await asyncio.sleep(0.01)
+    assert await asyncio.gather(*sending) == [NONE] * 4
+    assert await producer.end(commit=True) is NONE
+    await stage.settled(producer)
+    assert await stage.committed(topic="c") == ["0", "1", "2", "3"]
+
+
+async def test_plain_batches_of_a_producer_in_a_transaction_are_refused(stage: Stage) -> None:
+    producer = await stage.producer(NEW)
+    assert await producer.send("a") is NONE
+    refused = await publish(
+        await stage.client(),
+        "plain",
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        base_sequence=1,
+    )
+    assert refused is ErrorCode.invalid_txn_state
+
+
+async def test_a_transactional_batch_needs_a_transactional_id(stage: Stage) -> None:
+    refused = await publish(
+        await stage.client(), "a", attributes=0x10, producer_id=7, producer_epoch=0, base_sequence=0
+    )
+    assert refused is ErrorCode.transactional_id_authorization_failed
+
+
+# Late requests
+
+
+async def test_a_late_end_never_ends_a_later_transaction(stage: Stage) -> None:
+    producer = await stage.producer(NEW)
+    assert await producer.send("a") is NONE
+    old_epoch = producer.epoch
+    assert await producer.end(commit=True) is NONE
+    assert await producer.send("b") is NONE
+    late = TransactionalClient(await stage.client(), "tx", NEW)
+    late.producer_id, late.epoch = producer.producer_id, old_epoch
+    assert await late.end(commit=False) is not NONE
+    assert (await producer.state()).transaction_state == "Ongoing"
+    assert await producer.end(commit=True) is NONE
+    await stage.settled(producer)
+    assert await stage.committed() == ["a", "b"]
+
+
+async def test_a_repeated_end_gets_the_same_answer(stage: Stage) -> None:
+    producer = await stage.producer(NEW)
+    assert await producer.send("a") is NONE
+    before = producer.producer_id, producer.epoch
+    assert await producer.end(commit=True) is NONE
+    after = producer.producer_id, producer.epoch
+    producer.producer_id, producer.epoch = before
+    assert await producer.end(commit=True) is NONE
+    assert (producer.producer_id, producer.epoch) == after
+
+
+# Partitions
+
+
+async def test_a_partition_that_is_not_there_keeps_the_others_out(stage: Stage) -> None:
+    producer = await stage.producer(OLD)
+    unknown, not_tried = ErrorCode.unknown_topic_or_partition, ErrorCode.operation_not_attempted
+    assert await producer.add(0, 9) == [not_tried, unknown]
+    assert await producer.state_name() == "Empty"
+    internal = await producer.add(0, topic="__transaction_state")
+    assert internal == [ErrorCode.topic_authorization_failed]
+
+
+async def test_many_transactions_are_verified_and_added_with_one_request(stage: Stage) -> None:
+    one, two = await stage.producer(OLD, "one"), await stage.producer(NEW, "two")
+    assert await one.add(0) == [NONE]
+
+    def asked(producer: TransactionalClient, *partitions: int, verify_only: bool) -> Any:
+        return SimpleNamespace(
+            transactional_id=producer.transactional_id,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            verify_only=verify_only,
+            topics=(SimpleNamespace(name="t", partitions=partitions),),
+        )
+
+    transactions = (asked(one, 0, 1, verify_only=True), asked(two, 1, verify_only=False))
+    reply = await one.ask(ADD_PARTITIONS, 5, transactions=transactions)
+    told = {
+        (result.transactional_id, part.partition_index): part.partition_error_code
+        for result in reply.results_by_transaction
+        for topic in result.topic_results
+        for part in topic.results_by_partition
+    }
+    assert told == {("one", 0): NONE, ("one", 1): ErrorCode.transaction_abortable, ("two", 1): NONE}
+    assert [topic.partitions for topic in (await two.state()).topics] == [(1,)]
+
+
+async def test_a_deleted_topic_does_not_hold_up_the_end(stage: Stage) -> None:
+    await create_topic(stage.node, "short", partitions=1)
+    producer = await stage.producer(NEW)
+    assert await producer.send("a") is NONE
+    assert await producer.send("b", topic="short") is NONE
+    await delete_topic(stage.node, "short")
+    assert await producer.end(commit=True) is NONE
+    assert await stage.settled(producer) == "CompleteCommit"
+    assert await stage.committed() == ["a"]
+
+
+async def test_offsets_join_a_transaction(stage: Stage) -> None:
+    producer = await stage.producer(OLD)
+    reply = await producer.ask(
+        ADD_OFFSETS,
+        4,
+        transactional_id="tx",
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        group_id="g",
+    )
+    assert reply.error_code is NONE
+    assert [topic.topic for topic in (await producer.state()).topics] == ["__consumer_offsets"]
+    assert await producer.end(commit=False) is NONE
+    assert await stage.settled(producer) == "CompleteAbort"
+
+
+# Two phases (KIP-939)
+
+
+async def test_a_prepared_transaction_outlives_its_producer_and_is_decided_by_the_next(stage: Stage) -> None:
+    first = await stage.producer(NEW, version=6, enable2_pc=True)
+    assert await first.send("prepared") is NONE
+    reply = await first.try_init(6, enable2_pc=True, keep_prepared_txn=True)
+    assert reply.error_code is NONE
+    assert (reply.ongoing_txn_producer_id, reply.ongoing_txn_producer_epoch) == (
+        first.producer_id,
+        first.epoch,
+    )
+    heir = TransactionalClient(await stage.client(), "tx", NEW)
+    heir.producer_id, heir.epoch = reply.producer_id, reply.producer_epoch
+    assert await heir.end(commit=True) is NONE
+    assert await stage.settled(heir) == "CompleteCommit"
+    assert await stage.committed() == ["prepared"]
+    assert await heir.send("next") is NONE
+    assert await heir.end(commit=True) is NONE
+    await stage.settled(heir)
+    assert await stage.committed() == ["prepared", "next"]
+
+
+async def test_without_keeping_it_the_next_producer_aborts(stage: Stage) -> None:
+    first = await stage.producer(NEW, version=6, enable2_pc=True)
+    assert await first.send("dropped") is NONE
+    heir = await stage.producer(NEW, version=6, enable2_pc=True)
+    assert await stage.settled(heir) in ("CompleteAbort", "Empty")
+    assert await stage.committed() == []
+
+
+# Administration
+
+
+async def test_transactions_are_listed_by_state_producer_and_age(stage: Stage) -> None:
+    one, two = await stage.producer(NEW, "one"), await stage.producer(NEW, "two")
+    assert await one.send("a") is NONE
+
+    async def listed(version: int = 1, **filters: Any) -> tuple[list[tuple[str, str]], Any]:
+        fields = {"state_filters": (), "producer_id_filters": (), "duration_filter": -1} | filters
+        reply = await one.ask(LIST_TRANSACTIONS, version, **fields)
+        assert reply.error_code is NONE
+        found = sorted((each.transactional_id, each.transaction_state) for each in reply.transaction_states)
+        return found, reply.unknown_state_filters
+
+    everything = [("one", "Ongoing"), ("two", "Empty")]
+    assert await listed(0) == (everything, ())
+    assert await listed(state_filters=("Ongoing", "Odd")) == ([("one", "Ongoing")], ("Odd",))
+    assert await listed(producer_id_filters=(two.producer_id,)) == ([("two", "Empty")], ())
+    # As in Apache Kafka, an id without a transaction is older than anything.
+    assert await listed(duration_filter=3_600_000) == ([("two", "Empty")], ())
+
+
+async def test_an_id_that_nobody_has_used_is_not_described(stage: Stage) -> None:
+    producer = TransactionalClient(await stage.client(), "nobody", NEW)
+    assert (await producer.state()).error_code is ErrorCode.not_coordinator
+    assert await producer.find() is NONE
+    assert (await producer.state()).error_code is ErrorCode.transactional_id_not_found
+
+
+# Restarts
+
+
+@BOTH
+async def test_an_open_transaction_goes_on_after_a_restart(
+    stage: Stage, versions: Versions, tmp_path: Path
+) -> None:
+    producer = await stage.producer(versions)
+    await stage.begin(producer, 0, 1)
+    assert await producer.send("before") is NONE
+    await restart(stage, tmp_path)
+    producer.client = await stage.client()
+    assert await producer.send("after") is NONE
+    assert await producer.send("other", partition=1) is NONE
+    assert await producer.end(commit=True) is NONE
+    assert await stage.settled(producer) == "CompleteCommit"
+    assert (await stage.committed(0), await stage.committed(1)) == (["before", "after"], ["other"])
+
+
+async def test_a_transaction_that_was_prepared_is_completed_after_a_restart(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = await stage.producer(NEW)
+    assert await producer.send("a") is NONE
+    never = asyncio.Event()
+
+    async def never_written(*args: Any) -> Any:
+        await never.wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.broker.transactions.marker_outbox.MarkerOutbox.write", never_written)
+        assert await producer.end(commit=True) is NONE
+        assert (await producer.state()).transaction_state == "PrepareCommit"
+        assert await stage.committed() == []
+        await restart(stage, tmp_path, clean=False)
+    await until(lambda: "transactions" in stage.node.__dict__)
+    producer.client = await stage.client()
+    assert await stage.settled(producer) == "CompleteCommit"
+    assert await stage.committed() == ["a"]
+
+
+async def restart(stage: Stage, tmp_path: Path, *, clean: bool = True) -> None:
+    await stage.close()
+    await stage.node.stop(clean=clean)
+    stage.node = new_node(tmp_path, **SETTINGS)
+    await stage.node.start()
