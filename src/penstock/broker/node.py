@@ -103,7 +103,7 @@ class Feature(NamedTuple):
 #: transactions that bump epochs, the server-side consumer protocol and share groups.
 SUPPORTED_FEATURES: Final = (
     Feature("metadata.version", 23, 23),
-    Feature("transaction.version", 0, 0),
+    Feature("transaction.version", 0, 2),
     Feature("group.version", 0, 0),
     Feature("share.version", 0, 0),
 )

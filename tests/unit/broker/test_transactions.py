@@ -178,7 +178,7 @@ async def test_a_transaction_that_takes_too_long_is_aborted(stage: Stage, versio
     await eventually_async(is_aborted)
     assert await stage.committed() == []
     assert (await seen(await stage.client())).last_stable_offset == 2
-    assert await producer.end(commit=True) in (ErrorCode.producer_fenced, ErrorCode.invalid_producer_epoch)
+    assert await producer.end(commit=True) in (ErrorCode.producer_fenced, ErrorCode.invalid_txn_state)
 
 
 # The delayed produce
