@@ -57,6 +57,7 @@ APIS: Final = {
         Api(25, "add_offsets_to_txn", 0, 4, broker_only=True),
         Api(26, "end_txn", 0, 5, broker_only=True),
         Api(27, "write_txn_markers", 1, 2, broker_only=True),
+        Api(28, "txn_offset_commit", 0, 5, broker_only=True),
         Api(32, "describe_configs", 1, 4),
         Api(33, "alter_configs", 0, 2, relay=True),
         Api(35, "describe_log_dirs", 1, 5, broker_only=True),

@@ -1,8 +1,8 @@
 """OffsetFetch (key 9), v1-10. One group before v8, many from then on; topics by name, from v10 on by id.
 
-Null topics ask for all that the group has committed. Where nothing was committed the offset is -1. There are no
-open transactions here, so `require_stable` has nothing to wait for beyond what every reply waits for: that all
-it reveals is committed.
+Null topics ask for all that the group has committed. Where nothing was committed the offset is -1. Every reply waits
+until all that it reveals is committed; with `require_stable` (v7 on) a partition whose offset an open transaction may
+change is answered UNSTABLE_OFFSET_COMMIT.
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ class _Group(NamedTuple):
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     if ctx.version < _MANY_GROUPS_FROM:
-        return _single_response(ctx, await _fetch(ctx, request))
-    groups = await asyncio.gather(*(_fetch(ctx, group) for group in request.groups))
+        require_stable = getattr(request, "require_stable", False)
+        return _single_response(ctx, await _fetch(ctx, request, require_stable))
+    groups = await asyncio.gather(*(_fetch(ctx, group, request.require_stable) for group in request.groups))
     schema = by_id if ctx.version >= _TOPIC_IDS_FROM else by_name
     return schema.OffsetFetchResponse(
         throttle_time=NO_THROTTLE, groups=tuple(_group_response(ctx, schema, group) for group in groups)
     )
 
 
-async def _fetch(ctx: RequestContext, wanted: Any) -> _Group:
+async def _fetch(ctx: RequestContext, wanted: Any, require_stable: bool) -> _Group:
     """`wanted` has a group id and topics: a group of the request, or an older request itself."""
     try:
         if wanted.topics is None:
-            return await _fetch_all(ctx, wanted.group_id)
-        return await _fetch_some(ctx, wanted)
+            return await _fetch_all(ctx, wanted.group_id, require_stable)
+        return await _fetch_some(ctx, wanted, require_stable)
     except ApiError as error:
         # Consumers before 3.9 do not know what to do with "not available", but look again for "not here".
         unavailable = error.code is ErrorCode.coordinator_not_available
@@ -65,14 +66,16 @@ async def _fetch(ctx: RequestContext, wanted: Any) -> _Group:
         return _Group(wanted.group_id, _failed_topics(ctx, wanted, code), code)
 
 
-async def _fetch_all(ctx: RequestContext, group_id: str) -> _Group:
-    offsets = await ctx.node.groups.read(group_id, lambda shard: shard.fetch(group_id, None))
+async def _fetch_all(ctx: RequestContext, group_id: str, require_stable: bool) -> _Group:
+    offsets = await ctx.node.groups.read(
+        group_id, lambda shard: shard.fetch(group_id, None, require_stable=require_stable)
+    )
     return _Group(group_id, list(_known_topics(ctx, offsets)))
 
 
 def _known_topics(ctx: RequestContext, offsets: tuple[FetchedOffset, ...]) -> Iterator[_Topic]:
     for name, fetched in by_topic((each.topic, each) for each in offsets):
-        partitions = [_Partition(each.partition, each) for each in fetched]
+        partitions = [_Partition(each.partition, each, _stability(each)) for each in fetched]
         topic = ctx.node.image.topics.get(name)
         if ctx.version < _TOPIC_IDS_FROM:
             yield _Topic(name, partitions)
@@ -80,7 +83,7 @@ def _known_topics(ctx: RequestContext, offsets: tuple[FetchedOffset, ...]) -> It
             yield _Topic(topic.id, partitions)
 
 
-async def _fetch_some(ctx: RequestContext, wanted: Any) -> _Group:
+async def _fetch_some(ctx: RequestContext, wanted: Any, require_stable: bool) -> _Group:
     names = [named_topic(ctx, topic) for topic in wanted.topics]
     places = [
         (name, index)
@@ -88,16 +91,24 @@ async def _fetch_some(ctx: RequestContext, wanted: Any) -> _Group:
         for index in topic.partition_indexes
         if name is not None
     ]
-    offsets = await ctx.node.groups.read(wanted.group_id, lambda shard: shard.fetch(wanted.group_id, places))
+    offsets = await ctx.node.groups.read(
+        wanted.group_id, lambda shard: shard.fetch(wanted.group_id, places, require_stable=require_stable)
+    )
     found = {(each.topic, each.partition): each for each in offsets}
     topics = []
     for topic, (name, error) in zip(wanted.topics, names, strict=True):
         partitions = [
-            _Partition(index, None if name is None else found[name, index], error)
+            _Partition(index, error=error)
+            if name is None
+            else _Partition(index, found[name, index], _stability(found[name, index]))
             for index in topic.partition_indexes
         ]
         topics.append(_Topic(_key(topic), partitions))
     return _Group(wanted.group_id, topics)
+
+
+def _stability(fetched: FetchedOffset) -> ErrorCode:
+    return ErrorCode.unstable_offset_commit if fetched.is_unstable else ErrorCode.none
 
 
 def _failed_topics(ctx: RequestContext, wanted: Any, error: ErrorCode) -> list[_Topic]:
