@@ -28,6 +28,8 @@ TEST_SETTINGS = {
     "log.retention.check.interval.ms": "200",
     "offsets.topic.num.partitions": "4",
     "offsets.topic.replication.factor": "1",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "100",
+    "transaction.state.log.num.partitions": "4",
 }
 
 
