@@ -140,7 +140,7 @@ class Burial:
             return
         await self._settle(plan, plan.resolved)
         self._letters.buried[self._key.group] += size(plan.offsets)
-        self._plan_max = _PLAN_MAX
+        self._plan_max = min(self._plan_max * 2, _PLAN_MAX)
 
     def _dead_letters(
         self, view: BurialView, plan: Plan, topic: TopicState, records: dict[int, Record]

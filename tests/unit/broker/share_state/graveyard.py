@@ -1,0 +1,149 @@
+"""A node with a source topic and dead letters, and a way to stop it at any step of burying them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.broker.raw_client import create_topic, new_node, until
+
+from penstock.broker.node import Node
+from penstock.broker.share_state import burial as burial_module
+from penstock.broker.share_state import dead_letters as dead_letters_module
+from penstock.broker.share_state.burial import Burial
+from penstock.groups.share_state.values import Key
+from penstock.protocol.records import Record, decode_records, encode_batch, iter_batches
+
+GROUP, TOPIC, DEAD = "workers", "jobs", "jobs.dlq"
+SETTINGS = {"share_coordinator_state_topic_num_partitions": "1"}
+
+
+async def started(tmp_path: Path, **settings: str) -> Node:
+    node = new_node(tmp_path, **{**SETTINGS, **settings})
+    await node.start()
+    return node
+
+
+async def prepare(node: Node, records: int, **configs: str) -> Key:
+    """A source with records, and a share partition at its start."""
+    await create_topic(node, TOPIC, **configs)
+    await append(node, TOPIC, records)
+    topic_id = node.image.topics[TOPIC].id
+    await node.share_state.persister.initialize(GROUP, topic_id, 0, state_epoch=0, start_offset=0)
+    return Key(GROUP, topic_id, 0)
+
+
+async def append(node: Node, topic: str, count: int, padding: int = 0) -> None:
+    partition = node.partitions.find(topic, 0)
+    records = [
+        Record(
+            place,
+            1_000 + place,
+            b"key %d" % place,
+            b"value %d" % place + b"." * padding,
+            (("own", b"%d" % place),),
+        )
+        for place in range(count)
+    ]
+    appended = partition.append(memoryview(encode_batch(records)), node.now_ms())
+    await partition.committed(appended.last_offset)
+
+
+async def write(node: Node, key: Key, *batches: tuple[int, int, int, int], start_offset: int = 0) -> None:
+    await node.share_state.persister.write(
+        *key,
+        state_epoch=0,
+        leader_epoch=0,
+        start_offset=start_offset,
+        delivery_complete_count=0,
+        batches=batches,
+    )
+
+
+def buried(node: Node, topic: str = DEAD) -> list[Record]:
+    """All that readers of any isolation level can see."""
+    found: list[Record] = []
+    state = node.image.topics.get(topic)
+    for index in () if state is None else state.partitions:
+        partition = node.partitions.find(topic, index)
+        if partition.high_watermark > 0:
+            data = partition.log.read(0, 1 << 24, partition.high).data
+            found += [record for _, batch in iter_batches(data) for record in decode_records(batch, 1 << 24)]
+    return found
+
+
+def header(record: Record, name: str) -> str | None:
+    values = [value for key, value in record.headers if key == name]
+    assert len(values) < 2, record
+    return values[0].decode() if values and values[0] is not None else None
+
+
+def buried_offsets(node: Node, topic: str = DEAD) -> Counter[int]:
+    return Counter(int(header(record, "__dlq.errors.offset") or "-1") for record in buried(node, topic))
+
+
+async def pending(node: Node) -> int:
+    return sum(counts[0] for counts in await node.share_state.read_all(lambda shard: shard.counts()))
+
+
+async def until_pending(node: Node, count: int) -> None:
+    for _ in range(10_000):
+        if await pending(node) == count:
+            return
+        await asyncio.sleep(0.003)
+    raise AssertionError(f"{await pending(node)} are pending, not {count}")
+
+
+async def all_buried(node: Node) -> None:
+    await until_pending(node, 0)
+
+
+class CrashPoints:
+    """Whoever comes to the chosen one goes no further."""
+
+    def __init__(self, chosen: int) -> None:
+        self.chosen = chosen
+        self.passed: list[str] = []
+        self.is_reached = False
+
+    async def at(self, name: str) -> None:
+        if len(self.passed) == self.chosen:
+            self.is_reached = True
+            await asyncio.Event().wait()
+        self.passed.append(name)
+
+    def around(self, name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def wrapped(*args: Any, **options: Any) -> Any:
+            await self.at(f"before {name}")
+            result = await call(*args, **options)
+            await self.at(f"after {name}")
+            return result
+
+        return wrapped
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        points = self
+
+        class WatchedShard:
+            def __init__(self, active: Any) -> None:
+                self._active = active
+                self.read = active.read
+                self.submit = points.around("a write", active.submit)
+
+        class WatchedBurial(Burial):
+            def __init__(self, node: Any, active: Any, key: Any, letters: Any) -> None:
+                super().__init__(node, WatchedShard(active), key, letters)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(dead_letters_module, "Burial", WatchedBurial)
+        for name in ("append_once", "read_records", "dead_letter_topic"):
+            monkeypatch.setattr(burial_module, name, self.around(name, getattr(burial_module, name)))
+
+
+async def reached_or_buried(node: Node, points: CrashPoints) -> None:
+    burying = asyncio.ensure_future(all_buried(node))
+    await until(lambda: points.is_reached or burying.done())
+    burying.cancel()
