@@ -1,8 +1,8 @@
 """Transactions over any interleaving of producers, late and repeated requests, timeouts, markers and crashes.
 
-What is proved, and how, is in transaction_world.py: a transaction is decided once and stays so; a late EndTxn never ends
-a later transaction; a fenced producer changes nothing; nothing hangs; time never decides about two phases; epochs never
-fall; and a shard loaded from any surviving part of its log is the one that wrote it.
+What is proved, and how, is in transaction_world.py: a transaction is decided once and stays so; a late EndTxn never
+ends a later transaction; a fenced producer changes nothing; nothing hangs; time never decides about two phases; epochs
+never fall; and a shard loaded from any surviving part of its log is the one that wrote it.
 """
 
 from hypothesis import HealthCheck, settings

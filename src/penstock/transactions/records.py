@@ -81,7 +81,10 @@ def decode_value(transactional_id: str, value: bytes) -> Transaction:
     (version,) = _INT16.unpack_from(value)
     if version not in _VALUES:
         raise UnknownVersion(f"transaction of version {version}")
-    entity = _read(_VALUES[version], value)
+    try:
+        entity = _read(_VALUES[version], value)
+    except KeyError as error:  # kio's word for a tag that the schema lacks
+        raise UnknownVersion(str(error)) from error
     return Transaction(
         transactional_id=transactional_id,
         state=BY_CODE[entity.transaction_status],

@@ -263,7 +263,8 @@ def _stored(key: bytes, value: bytes | None) -> str:
 
 def _marker(markers: Markers) -> str:
     verdict = "commit" if markers.committed else "abort"
-    return f"{verdict} {markers.transactional_id} {markers.producer_id}:{markers.epoch} in {_places(markers.partitions)}"
+    producer = f"{markers.producer_id}:{markers.epoch}"
+    return f"{verdict} {markers.transactional_id} {producer} in {_places(markers.partitions)}"
 
 
 def _place(word: str) -> TopicPartition:
