@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from penstock.cluster.effective import NO_NODE, ConfigSource, Effective, Layer, effective_setting
+from penstock.cluster.effective import NO_NODE, ConfigSource, Effective, Layer, Synonym, effective_setting
 from penstock.cluster.names import topic_name_flaw
 from penstock.cluster.topic_settings import NodeSynonym
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -237,12 +237,16 @@ def effective_group_values(
     overrides: Mapping[str, str], node: tuple[Layer, ...] = NO_NODE
 ) -> dict[str, Effective]:
     """Every setting of a group. `node` is the node's layers, strongest first."""
-    return {
-        name: effective_setting(
-            setting, overrides, node, synonyms=GROUP_SYNONYMS.get(name, ()), own=ConfigSource.GROUP
-        )
-        for name, setting in GROUP_SETTINGS.items()
-    }
+    return {name: _effective(setting, overrides, node) for name, setting in GROUP_SETTINGS.items()}
+
+
+def _effective(setting: Setting, overrides: Mapping[str, str], node: tuple[Layer, ...]) -> Effective:
+    synonyms = GROUP_SYNONYMS.get(setting.name, ())
+    effective = effective_setting(setting, overrides, node, synonyms=synonyms, own=ConfigSource.GROUP)
+    if synonyms:
+        return effective
+    default = Synonym(setting.name, setting.text(setting.default), ConfigSource.DEFAULT)
+    return effective._replace(synonyms=(*effective.synonyms, default))
 
 
 def validate_group_settings(overrides: Mapping[str, str], node: tuple[Layer, ...] = NO_NODE) -> None:

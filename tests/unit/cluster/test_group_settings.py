@@ -122,6 +122,14 @@ def test_a_group_has_its_own_value_before_the_nodes() -> None:
     assert (theirs.value, theirs.source) == (7, ConfigSource.STATIC_BROKER)
 
 
+def test_what_no_node_has_a_setting_for_falls_back_on_its_default() -> None:
+    name = "share.isolation.level"
+    default = (name, "read_uncommitted", ConfigSource.DEFAULT)
+    assert effective_group_values({}, node({}))[name].synonyms == (default,)
+    ours = effective_group_values({name: "read_committed"}, node({}))[name].synonyms
+    assert ours == ((name, "read_committed", ConfigSource.GROUP), default)
+
+
 def test_what_was_stored_under_wider_bounds_is_brought_within_those_of_now() -> None:
     stored = {"share.record.lock.duration.ms": "1000", "share.partition.max.record.locks": "9999"}
     config = group_config(stored, node({}))
