@@ -98,6 +98,10 @@ APIS: Final = {
     )
 }
 
+#: Between nodes only, hand packed, and not on offer to clients.
+SCHEDULE: Final = 30_000
+PRIVATE_APIS: Final = {SCHEDULE: Api(SCHEDULE, "schedule", 0, 0, broker_only=True)}
+
 #: librdkafka before 2.0 drops compression unless Produce v0 is on offer; as in Apache Kafka it is advertised
 #: and then refused.
 ADVERTISED_MIN: Final = {PRODUCE: 0}

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.apis import API_VERSIONS, APIS, FETCH, PRODUCE, Api
+from penstock.broker.apis import API_VERSIONS, APIS, FETCH, PRIVATE_APIS, PRODUCE, SCHEDULE, Api
 from penstock.broker.connection import Connection, Reply, Slot
 from penstock.broker.context import RequestContext
 from penstock.broker.routes import HEADER_BYTES, encode, route, skip_header_tags
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 #: The first version of each hand-packed request whose header is flexible.
-_HOT_FLEXIBLE_FROM = {PRODUCE: 9, FETCH: 12}
+_HOT_FLEXIBLE_FROM = {PRODUCE: 9, FETCH: 12, SCHEDULE: 1}
 _WHILE_STARTING = {key: api for key, api in APIS.items() if api.while_starting}
 
 HotHandler = Callable[[RequestContext, Connection, memoryview, int, int], Reply | Slot]
@@ -92,7 +92,7 @@ class Dispatcher:
     def _hot_handler(self, api_key: int) -> HotHandler:
         handler = self._hot.get(api_key)
         if handler is None:
-            handler = self._hot[api_key] = APIS[api_key].handler
+            handler = self._hot[api_key] = (APIS.get(api_key) or PRIVATE_APIS[api_key]).handler
         return handler
 
     def _serve_by_schema(
@@ -158,6 +158,8 @@ class Dispatcher:
         """None while a node that still looks for its place talks to other nodes only; clients try elsewhere."""
         if self._node.state != "starting":
             self._apis = APIS
+        if api_key in PRIVATE_APIS:
+            return PRIVATE_APIS[api_key]
         if api_key not in APIS:
             raise MalformedFrame(f"unknown API key {api_key}")
         return self._apis.get(api_key)

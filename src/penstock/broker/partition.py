@@ -19,6 +19,7 @@ from uuid import UUID
 
 from penstock.broker.flusher import Flusher
 from penstock.broker.metrics import Metrics
+from penstock.broker.preparation import WithHeld
 from penstock.cluster.guarantees import capped_isr_min, effective_isr_min, isr_floor
 from penstock.cluster.names import is_internal
 from penstock.cluster.records import NO_LEADER
@@ -79,6 +80,7 @@ class Partition:
         "is_compacted",
         "is_internal",
         "is_leader",
+        "is_scheduled",
         "isr_needed",
         "isr_size",
         "last_turn",
@@ -88,6 +90,7 @@ class Partition:
         "leading",
         "log",
         "min_insync_replicas",
+        "on_held",
         "replicas",
         "role",
         "takes_turns",
@@ -132,6 +135,8 @@ class Partition:
         #: The furthest that a leader has called committed, whether it is here or not.
         self.leaders_high_watermark = self.high.offset
         self.last_turn: asyncio.Task[Any] | None = None
+        #: Told the offset of held records when they are appended; None while nobody is there to take them over.
+        self.on_held: Callable[[int], None] | None = None
         #: The fetch sessions of followers at this partition.
         self.followers: set[FollowerWaiter] = set()
         self._metrics = metrics
@@ -233,6 +238,7 @@ class Partition:
         config = self.log.config
         self._flushes_on_ack = config.flush == "ack"
         self.is_compacted = config.cleanup_compact
+        self.is_scheduled = config.schedule and not self.is_internal
         self.codec = None if config.compression_type == "producer" else config.compression_type
         self._choose_path()
         self._durable_moved()
@@ -354,13 +360,29 @@ class Partition:
     def _choose_path(self) -> None:
         """Clients' batches that must be looked into go through threads, and none may overtake them."""
         looks_inside = (self.is_compacted or self.codec is not None) and not self.is_internal
-        self.takes_turns = looks_inside or self.last_turn is not None
+        self.takes_turns = looks_inside or self.is_scheduled or self.last_turn is not None
 
     def append(self, batch: memoryview, now_ms: int, guard: VerificationGuard | None = None) -> Appended:
         """Append what a client sent; with the guard of its verification, where it needed one. Raises ApiError."""
+        if batch.obj.__class__ is WithHeld:
+            return self._append_with_held(batch, now_ms, guard)
         appended = self.log.append(batch, leader_epoch=self.leader_epoch, now_ms=now_ms, guard=guard)
         if not appended.duplicate:
             self._appended(appended, len(batch))
+        return appended
+
+    def _append_with_held(self, batch: memoryview, now_ms: int, guard: VerificationGuard | None) -> Appended:
+        """The records that were taken out go right before the rest, so that a repeat of the rest repeats nothing."""
+        if self.on_held is None:
+            raise ApiError(ErrorCode.not_enough_replicas, "the schedule cannot take records over yet")
+        assert isinstance(batch.obj, WithHeld)
+        control = batch.obj.stamped(now_ms)
+        appended = self.log.append(
+            batch, leader_epoch=self.leader_epoch, now_ms=now_ms, guard=guard, control=control
+        )
+        if not appended.duplicate:
+            self._appended(appended, len(control) + len(batch))
+            self.on_held(appended.base_offset - 1)
         return appended
 
     def append_internal(self, batch: bytearray, now_ms: int, *, leader_epoch: int) -> int:

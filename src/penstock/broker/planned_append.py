@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from penstock.broker.apis import PRODUCE
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -65,10 +66,23 @@ async def append_once(
         raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {topic}")
     placed = [record._replace(offset=place) for place, record in enumerate(records)]
     batch = encode_batch(placed, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
+    return await append_batch_once(node, topic, partition, batch, topic_id=found.id)
+
+
+async def append_batch_once(
+    node: Node,
+    topic: str,
+    partition: int,
+    batch: bytearray,
+    *,
+    topic_id: UUID,
+    purpose: str = "planned-append",
+) -> int:
+    """As `append_once`, for a batch that is encoded already. Those of one `purpose` wait for each other's answers."""
     backoff_s = _BACKOFF_S
     while True:
         try:
-            return await _append(node, topic, found.id, partition, batch)
+            return await _append(node, topic, topic_id, partition, batch, purpose)
         except ApiError as error:
             if error.code in _FINAL and _is_told_by_one_who_knows(node, topic, partition, error):
                 raise
@@ -85,7 +99,9 @@ def _is_told_by_one_who_knows(node: Node, topic: str, partition: int, error: Api
     return True
 
 
-async def _append(node: Node, topic: str, topic_id: Any, index: int, batch: bytearray) -> int:
+async def _append(
+    node: Node, topic: str, topic_id: UUID, index: int, batch: bytearray, purpose: str
+) -> int:
     state = node.image.partition(topic, index)
     if state is None or node.image.topics[topic].id != topic_id:
         raise ApiError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} is gone")
@@ -97,7 +113,7 @@ async def _append(node: Node, topic: str, topic_id: Any, index: int, batch: byte
             return await _append_here(node, here, batch)
     if state.leader == node.node_id:
         raise ApiError(ErrorCode.not_leader_or_follower)
-    return await _append_there(node, state.leader, topic_id, index, batch)
+    return await _append_there(node, state.leader, topic_id, index, batch, purpose)
 
 
 async def _append_here(node: Node, partition: Partition, batch: bytearray) -> int:
@@ -131,7 +147,9 @@ async def _append_in_turn(node: Node, partition: Partition, batch: bytearray) ->
     return appended[0]
 
 
-async def _append_there(node: Node, leader_id: int, topic_id: Any, index: int, batch: bytearray) -> int:
+async def _append_there(
+    node: Node, leader_id: int, topic_id: UUID, index: int, batch: bytearray, purpose: str
+) -> int:
     from penstock.broker.peers import PeerUnreachable
 
     request = _produce_request(topic_id, index, batch)
@@ -142,7 +160,7 @@ async def _append_there(node: Node, leader_id: int, topic_id: Any, index: int, b
             request,
             version=_PRODUCE_VERSION,
             timeout_s=_TIMEOUT_S + 1,
-            purpose="planned-append",
+            purpose=purpose,
         )
     except PeerUnreachable as error:
         raise ConnectionError(str(error)) from None

@@ -1,10 +1,13 @@
 """What a produced batch goes through where the topic must look inside, off the loop and before the append.
 
-A compacted topic takes no record without a key; a topic with its own codec stores every batch in that codec.
+A compacted topic takes no record without a key; a topic with its own codec stores every batch in that codec; a topic
+with a schedule holds records back until they are due.
 """
 
+from __future__ import annotations
+
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.protocol.compression import BytesLike, Codec, compress
 from penstock.protocol.errors import ApiError, ErrorCode, InvalidRecords
@@ -19,36 +22,60 @@ from penstock.protocol.records import (
 )
 from penstock.protocol.scan import scan_records
 
+if TYPE_CHECKING:
+    from penstock.scheduling.intake import Limits
+
 # A batch may hold a million records without a key: an answer names the first of them.
 NAMED_RECORDS_MAX: Final = 1000
 
 
-def prepare(
-    batch: memoryview, *, compacted: bool, codec: Codec | None, max_bytes: int
-) -> bytearray | memoryview:
-    """The batch to append: the same one, or one in the topic's codec that is otherwise equal.
+class WithHeld(bytearray):
+    """A batch that some records were taken out of, to be held: they are to be appended right before it."""
 
-    `codec` is None where the topic keeps what producers send. Raises INVALID_RECORD for a record without a
-    key in a compacted topic, and for what cannot be read or unfolds to more than `max_bytes`.
+    control: bytearray
+
+    def stamped(self, now_ms: int) -> bytearray:
+        """The control batch that holds them, appended now."""
+        from penstock.scheduling.intake import stamp
+
+        stamp(self.control, now_ms)
+        return self.control
+
+
+def prepare(
+    batch: memoryview,
+    *,
+    compacted: bool,
+    codec: Codec | None,
+    max_bytes: int,
+    schedule: Limits | None = None,
+) -> bytearray | memoryview:
+    """The batch to append: the same one, one in the topic's codec that is otherwise equal, or a WithHeld.
+
+    `codec` is None where the topic keeps what producers send, `schedule` where it holds no records back. Raises
+    INVALID_RECORD for a record without a key in a compacted topic, for one that cannot be scheduled as it asks, and
+    for what cannot be read or unfolds to more than `max_bytes`.
     """
     # The append refuses such a batch with the right error; a new checksum here would only hide the damage.
     if not _is_sound(batch):
         return batch
     recode = codec is not None and read_header(batch).codec is not codec
-    if not compacted and not recode:
+    if not compacted and not recode and schedule is None:
         return batch
     try:
         header, body = open_batch(batch, max_bytes)
         if compacted:
             _refuse_keyless(header, body)
+        if codec is not None:
+            header = header._replace(attributes=(header.attributes & ~CODEC_MASK) | codec)
+        if schedule is not None and (parted := _parted(header, body, schedule)) is not None:
+            return parted
     except InvalidRecords:
         raise
     except ApiError as error:
         # The checksum is right, so this is what was meant to be sent: trying again would not help.
         raise ApiError(ErrorCode.invalid_record, error.message) from None
-    if codec is None or not recode:
-        return batch
-    return _recoded(header, body, codec)
+    return pack_batch(header, compress(header.codec, body)) if recode else batch
 
 
 def _is_sound(batch: BytesLike) -> bool:
@@ -72,6 +99,12 @@ def _refuse_keyless(header: BatchHeader, body: bytes | memoryview) -> None:
         )
 
 
-def _recoded(header: BatchHeader, body: bytes | memoryview, codec: Codec) -> bytearray:
-    attributes = (header.attributes & ~CODEC_MASK) | codec
-    return pack_batch(header._replace(attributes=attributes), compress(codec, body))
+def _parted(header: BatchHeader, body: bytes | memoryview, schedule: Limits) -> WithHeld | None:
+    from penstock.scheduling.intake import part
+
+    parted = part(header, body, schedule)
+    if parted is None:
+        return None
+    batch = WithHeld(parted.rest)
+    batch.control = parted.control
+    return batch

@@ -28,7 +28,14 @@ from penstock.log.transactions import VerificationGuard
 from penstock.log.validation import checked_header, checked_replica
 from penstock.log.walk import NEAR_BYTES, walk
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import CONTROL, LOG_APPEND_TIME, TRANSACTIONAL, parse_end_marker, restamp
+from penstock.protocol.records import (
+    CONTROL,
+    LENGTH_OVERHEAD_BYTES,
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    parse_end_marker,
+    restamp,
+)
 
 __all__ = ("Appended", "Log", "LogPosition", "SegmentsChanged", "Slice", "TimestampMatch")
 
@@ -149,13 +156,15 @@ class Log:
         now_ms: int,
         internal: bool = False,
         guard: VerificationGuard | None = None,
+        control: bytearray | None = None,
     ) -> Appended:
         """Check, stamp and write one batch. Raises ApiError, and then nothing has changed.
 
-        `guard` is of the verification that a transactional batch has gone through, if it had to.
+        `guard` is of the verification that a transactional batch has gone through, if it had to. `control` is a control
+        batch that goes right before it, with the records that were taken out of it.
         """
         config = self.config
-        header = checked_header(batch, config, now_ms, internal)
+        header = checked_header(batch, config, now_ms, internal, control is not None)
         _, length, _, _, _, attributes, delta, _, max_timestamp, producer_id, epoch, sequence, _ = header
         if producer_id >= 0:
             if internal:
@@ -169,6 +178,8 @@ class Log:
                     return Appended(repeated.base_offset, repeated.last_offset, appended_ms, True, self.end)
                 if guard is not None:
                     self.producers.check_guard(producer_id, epoch, guard)
+        if control is not None:
+            self._write_control(control, leader_epoch, now_ms)
         append_time_ms = -1
         if config.timestamp_type == "LogAppendTime":
             append_time_ms = max_timestamp = now_ms
@@ -181,6 +192,13 @@ class Log:
         if producer_id >= 0:
             self._learn(batch, header, base_offset, max_timestamp, now_ms)
         return Appended(base_offset, base_offset + delta, append_time_ms, False, end)
+
+    def _write_control(self, control: bytearray, leader_epoch: int, now_ms: int) -> None:
+        base_offset = self.end.offset
+        _STAMP.pack_into(control, 0, base_offset, len(control) - LENGTH_OVERHEAD_BYTES, leader_epoch)
+        self._write(memoryview(control), base_offset, now_ms, now_ms)
+        if leader_epoch > self.epochs.latest:
+            self.epochs.assign(leader_epoch, base_offset)
 
     def append_replicated(self, batch: memoryview, *, now_ms: int) -> Appended:
         """Write one batch as its leader stamped it. Raises ApiError when it does not continue this log."""

@@ -27,8 +27,13 @@ _OLDER_MAGICS: Final = (0, 1)
 _BROKERS_ATTRIBUTES: Final = CONTROL | DELETE_HORIZON
 
 
-def checked_header(batch: memoryview, config: LogConfig, now_ms: int, internal: bool) -> Header:
-    """The header fields of exactly one sound batch. Raises ApiError."""
+def checked_header(
+    batch: memoryview, config: LogConfig, now_ms: int, internal: bool, sparse: bool = False
+) -> Header:
+    """The header fields of exactly one sound batch. Raises ApiError.
+
+    A sparse one is a client's batch of which some records, or all, have been taken out.
+    """
     size = len(batch)
     if size < HEADER_BYTES:
         raise ApiError(ErrorCode.corrupt_message, f"{size} bytes are no record batch")
@@ -56,7 +61,7 @@ def checked_header(batch: memoryview, config: LogConfig, now_ms: int, internal: 
         raise _size_error(size, config)
     if crc32c(batch[CRC_FROM:]) != crc:
         raise ApiError(ErrorCode.corrupt_message, "checksum of the record batch does not match")
-    if count < 1 or delta != count - 1:
+    if (count < 1 or delta != count - 1) and not (sparse and 0 <= count <= delta):
         raise _invalid(f"record batch of {count} records with last offset delta {delta}")
     if attributes & CODEC_MASK > _CODEC_LAST:
         raise ApiError(ErrorCode.unsupported_compression_type, "unknown compression codec")

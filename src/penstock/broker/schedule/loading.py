@@ -1,0 +1,64 @@
+"""Loading a shard from its log, and reading held records back from it. Blocking, for threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from penstock.protocol.records import Record, decode_records, iter_batches
+from penstock.scheduling.records import Group, read_group, source_of
+from penstock.scheduling.shard import ScheduleShard
+
+if TYPE_CHECKING:
+    from penstock.log.log import Log
+    from penstock.log.positions import LogPosition
+
+_READ_BYTES: Final = 256 << 10
+#: The event loop needs the interpreter too: rest this long after each read.
+_REST_S: Final = 0.0002
+
+
+def load(shard: ScheduleShard, log: Log, end: LogPosition) -> None:
+    """All that is in the log counts: what is not committed yet will be, or this node leads no more.
+
+    First the sources, then what is held of them: what is released already is not even looked at.
+    """
+    for record, is_group in _records(log, end):
+        if not is_group:
+            shard.replay(record.offset, record.key or b"", record.value)
+    for record, is_group in _records(log, end):
+        if is_group:
+            shard.replay(record.offset, record.key or b"", record.value)
+
+
+def _records(log: Log, end: LogPosition) -> Iterator[tuple[Record, bool]]:
+    offset = log.start_offset
+    while offset < end.offset:
+        piece = log.read(offset, _READ_BYTES, end)
+        assert piece.next_offset > offset, f"nothing to read at {offset} of {end.offset}"
+        for header, batch in iter_batches(piece.data):
+            if header.is_control:
+                continue
+            for record in decode_records(batch, log.config.decoded_bytes_max):
+                assert record.key is not None
+                yield record, source_of(record.key)[1]
+        offset = piece.next_offset
+        time.sleep(_REST_S)
+
+
+def read_groups(log: Log, offsets: Iterable[int]) -> dict[int, Group]:
+    """Groups by their offsets, each batch read once. Raises KeyError for what is not there."""
+    groups: dict[int, Group] = {}
+    batch: dict[int, bytes | None] = {}
+    for offset in sorted(set(offsets)):
+        if offset not in batch:
+            piece = log.read(offset, 1, log.end)
+            _, found = next(iter_batches(piece.data))
+            batch = {
+                record.offset: record.value for record in decode_records(found, log.config.decoded_bytes_max)
+            }
+        value = batch[offset]
+        assert value is not None, f"a tombstone at {offset}"
+        groups[offset] = read_group(value)
+    return groups

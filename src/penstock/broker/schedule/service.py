@@ -1,0 +1,128 @@
+"""The schedule of a node: movers for the partitions that it leads, and the shards of the schedule that it leads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.apis import SCHEDULE as API_KEY
+from penstock.broker.internal_topics import SCHEDULED
+from penstock.broker.schedule.counts import Counts
+from penstock.broker.schedule.mover import Mover
+from penstock.broker.schedule.shard_host import ShardHost
+from penstock.broker.schedule.wire import Ask, pack_ask, read_answer
+from penstock.broker.sharded_coordinator import ShardedCoordinator
+from penstock.cluster.delta import ImageDelta
+from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
+from penstock.scheduling.intake import Limits
+from penstock.scheduling.records import Position, Source
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+    from penstock.broker.partition import Partition
+
+logger = logging.getLogger("penstock.schedule")
+
+_HEADER: Final = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
+_NO_CLIENT_ID: Final = -1
+_ANSWER_AT: Final = 4
+#: More than a shard takes to say that it is not committed yet.
+_GRACE_S: Final = 1.0
+
+_Key = tuple[str, int]
+
+
+class Schedule(ShardedCoordinator[Any]):
+    """`node.schedule`. Its shards run on hosts of their own, for what they hold does not fit into memory."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node, SCHEDULED)
+        self.node = node
+        self.counts = Counts()
+        self._delay_ms_max = node.settings.integer("penstock.schedule.delay.max.ms")
+        self._commit_s = node.settings.integer(SCHEDULED.commit_timeout_ms) / 1000
+        self.hosts: dict[int, ShardHost] = {}
+        self.movers: dict[_Key, Mover] = {}
+
+    def limits(self, partition: Partition) -> Limits:
+        """In any thread."""
+        return Limits(self.node.now_ms(), self._delay_ms_max, partition.log.config.max_message_bytes)
+
+    def image_changed(self, delta: ImageDelta) -> None:
+        """Shards and movers begin where partitions are led, and end elsewhere."""
+        self._follow_shards()
+        self._follow_sources()
+        if delta.topics_deleted:
+            for host in self.hosts.values():
+                host.releaser.wake()
+
+    def _follow_shards(self) -> None:
+        led = {index: self.node.partitions.led(SCHEDULED.name, index) for index in self.shards()}
+        for index, host in list(self.hosts.items()):
+            if led.get(index) is not host.partition or not host.is_current:
+                self.hosts.pop(index).close()
+        for index, partition in led.items():
+            if partition is not None and index not in self.hosts:
+                self.hosts[index] = ShardHost(self, partition)
+
+    def _follow_sources(self) -> None:
+        for key, mover in list(self.movers.items()):
+            if self.node.partitions.get(*key) is not mover.partition or not mover.is_current:
+                self.movers.pop(key).close()
+        has_topic = SCHEDULED.name in self.node.image.topics
+        for partition in self.node.partitions:
+            # What was held while a topic had a schedule is handed over when it has none any more, too.
+            may_hold = (partition.is_scheduled or has_topic) and not partition.is_internal
+            if may_hold and partition.is_leader:
+                if partition.key in self.movers:
+                    self.movers[partition.key].configured()
+                else:
+                    self.movers[partition.key] = Mover(self, partition)
+
+    def close(self) -> None:
+        super().close()
+        for mover in self.movers.values():
+            mover.close()
+        for host in self.hosts.values():
+            host.close()
+
+    async def ask(self, ask: Ask) -> Position | None:
+        """Of the shard that keeps a source, wherever it is. Raises ApiError, ConnectionError, TimeoutError."""
+        leader_id = self.leader_of(_shard_key(ask.source))
+        if leader_id is None:
+            raise ApiError(ErrorCode.leader_not_available, "nobody leads this part of the schedule")
+        if leader_id == self.node.node_id:
+            return await self.answer(ask)
+        return await self._ask_there(leader_id, ask)
+
+    async def answer(self, ask: Ask) -> Position | None:
+        """Here. Raises ApiError."""
+        host = self.hosts.get(self.shard_of(_shard_key(ask.source)))
+        if host is None:
+            raise ApiError(ErrorCode.not_coordinator)
+        try:
+            async with asyncio.timeout(self._commit_s):
+                return await host.ask(ask)
+        except TimeoutError:
+            raise ApiError(ErrorCode.coordinator_not_available, "not committed yet") from None
+
+    async def _ask_there(self, leader_id: int, ask: Ask) -> Position | None:
+        from penstock.broker.peers import PeerUnreachable
+
+        frame = _HEADER.pack(API_KEY, 0, 0, _NO_CLIENT_ID) + pack_ask(ask)
+        try:
+            reply = await self.node.peers.raw(
+                leader_id, frame, timeout_s=self._commit_s + _GRACE_S, purpose="schedule"
+            )
+            answer = read_answer(reply, _ANSWER_AT)
+        except (PeerUnreachable, MalformedFrame) as error:
+            raise ConnectionError(str(error)) from None
+        if answer.error is not ErrorCode.none:
+            raise ApiError(answer.error)
+        return answer.position
+
+
+def _shard_key(source: Source) -> str:
+    return f"{source.topic_id}-{source.partition}"

@@ -1,0 +1,149 @@
+"""A shard of the schedule at work: on the leader of its partition, for as long as it leads in that epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.schedule.blocks import BlockFile
+from penstock.broker.schedule.index import Indexes
+from penstock.broker.schedule.loading import load
+from penstock.broker.schedule.releaser import Releaser
+from penstock.broker.schedule.wire import Ask, What
+from penstock.protocol.compression import Codec
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import Record, encode_batch
+from penstock.scheduling.records import Position, Source
+from penstock.scheduling.shard import KeyValue, ScheduleShard
+
+if TYPE_CHECKING:
+    from penstock.broker.partition import Partition
+    from penstock.broker.schedule.service import Schedule
+
+logger = logging.getLogger("penstock.schedule")
+
+_LOAD_AGAIN_S: Final = 1.0
+
+
+class ShardHost:
+    def __init__(self, schedule: Schedule, partition: Partition) -> None:
+        self.schedule = schedule
+        self.node = schedule.node
+        self.partition = partition
+        self.leader_epoch = partition.leader_epoch
+        self._blocks = BlockFile(self.node.store.directory)
+        self.indexes = Indexes(self._blocks)
+        self.shard = ScheduleShard(self.indexes)
+        self.releaser = Releaser(self)
+        self._loaded = asyncio.Event()
+        self._last_offset = -1
+        self._task = self.node.spawn(self._run())
+
+    def __repr__(self) -> str:
+        return f"<ShardHost {self.partition.index} {self.shard!r}>"
+
+    @property
+    def is_current(self) -> bool:
+        partition = self.partition
+        return (
+            partition.is_leader and partition.leader_epoch == self.leader_epoch and not partition.is_retired
+        )
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._loaded.is_set()
+
+    def close(self) -> None:
+        self._task.cancel()
+        self.releaser.close()
+
+    async def ask(self, ask: Ask) -> Position | None:
+        """What movers ask; answered when it is committed. Raises ApiError."""
+        await self._ready()
+        if ask.source.topic_id not in self.node.image.topics_by_id:
+            raise ApiError(ErrorCode.unknown_topic_id)
+        match ask.what:
+            case What.REGISTER:
+                self.append(self.shard.register(ask.source, ask.position))
+            case What.MOVE:
+                self._take(ask)
+        await self.committed()
+        return self.shard.position(ask.source)
+
+    def _take(self, ask: Ask) -> None:
+        expected = ask.position
+        for chunk in ask.chunks:
+            offset = self.partition.log.end_offset
+            self.append(self.shard.take(ask.source, expected, chunk, offset), chunk.codec)
+            expected = chunk.position
+        self.releaser.wake()
+
+    def append(self, records: Sequence[KeyValue], codec: Codec = Codec.NONE) -> None:
+        """As one batch, replayed at once. Raises ApiError, and then nothing has changed."""
+        if not records:
+            return
+        if not self.partition.has_enough_replicas:
+            raise ApiError(ErrorCode.not_enough_replicas)
+        now_ms, base_offset = self.node.now_ms(), self.partition.log.end_offset
+        batch = encode_batch(
+            [Record(place, now_ms, key, value) for place, (key, value) in enumerate(records)], codec=codec
+        )
+        self._last_offset = self.partition.append_internal(batch, now_ms, leader_epoch=self.leader_epoch)
+        assert self._last_offset == base_offset + len(records) - 1
+        for place, (key, value) in enumerate(records):
+            self.shard.replay(base_offset + place, key, value)
+
+    async def committed(self) -> None:
+        """Once all that was appended so far is. Raises ApiError when it never will be, by this leader."""
+        if self._last_offset >= 0:
+            await self.partition.committed(self._last_offset)
+
+    def topics_deleted(self, topic_ids: set[object]) -> None:
+        if self.is_loaded and any(source.topic_id in topic_ids for source in self.shard.sources):
+            self.releaser.wake()
+
+    async def _ready(self) -> None:
+        if not self.is_loaded:
+            raise ApiError(ErrorCode.coordinator_load_in_progress)
+        if not self.is_current:
+            raise ApiError(ErrorCode.not_coordinator)
+
+    async def _run(self) -> None:
+        try:
+            await self._load()
+            if self.is_current:
+                await self.releaser.run()
+        finally:
+            # Threads that still work on it have their own descriptor only as long as the file is open.
+            await self.releaser.ended()
+            self._blocks.close()
+
+    async def _load(self) -> None:
+        partition = self.partition
+        started = asyncio.get_running_loop().time()
+        end = partition.log.end
+        while True:
+            try:
+                await self.node.in_thread(self._load_in_thread, end)
+                break
+            except Exception:
+                logger.exception("cannot load the schedule", extra={"partition": partition.index})
+                await asyncio.sleep(_LOAD_AGAIN_S)
+                self.indexes = Indexes(self._blocks)
+                self.shard = ScheduleShard(self.indexes)
+        self._last_offset = end.offset - 1
+        self._loaded.set()
+        if self.shard.sources:
+            seconds = round(asyncio.get_running_loop().time() - started, 3)
+            extra = {"partition": partition.index, "held": self.shard.held_count, "seconds": seconds}
+            logger.info("schedule loaded", extra=extra)
+
+    def _load_in_thread(self, end: object) -> None:
+        load(self.shard, self.partition.log, end)  # type: ignore[arg-type]
+        self.indexes.begin()
+
+    def first_due_ms(self, source: Source) -> int | None:
+        index = self.indexes.by_source.get(source)
+        return None if index is None else index.first_due_ms

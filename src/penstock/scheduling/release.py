@@ -1,0 +1,90 @@
+"""Release: held records as the batch that is appended to their partition when they are due."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from penstock.protocol.records import BatchHeader, pack_batch
+from penstock.protocol.varint import encode_varint
+from penstock.scheduling.headers import SCHEDULED_FOR
+from penstock.scheduling.held import HeldRecord
+from penstock.scheduling.records import Due, Group
+
+_MAGIC: Final = 2
+_SCHEDULED_FOR: Final = encode_varint(len(SCHEDULED_FOR)) + SCHEDULED_FOR
+#: More than a record's length, attributes, deltas, count of headers and the new header take.
+RECORD_OVERHEAD_BYTES: Final = 80
+
+
+class Release(NamedTuple):
+    """The next records of a source, and when the last of each group that they are of is due."""
+
+    dues: tuple[Due, ...]
+    records: tuple[HeldRecord, ...]
+    last_dues: tuple[Due, ...]
+
+    @property
+    def finished(self) -> list[int]:
+        """The offsets of groups of which nothing is held after this."""
+        return [last.offset for last in self.last_dues if last <= self.dues[-1]]
+
+    def shortened(self, record_count: int) -> "Release":
+        return self._replace(dues=self.dues[:record_count], records=self.records[:record_count])
+
+
+def gather(dues: Sequence[Due], groups: Mapping[int, Group], bytes_max: int) -> Release:
+    """As many of these dues, from the first on, as fit; at least one. `groups` are by offset."""
+    records: list[HeldRecord] = []
+    starts: dict[int, list[int]] = {}
+    size = 0
+    for due in dues:
+        block = groups[due.offset].block
+        if due.offset not in starts:
+            starts[due.offset] = block.starts()
+        record = block.record(due.place, starts[due.offset][due.place])
+        size += record.size + RECORD_OVERHEAD_BYTES
+        if records and size > bytes_max:
+            break
+        records.append(record)
+    taken = tuple(dues[: len(records)])
+    last_dues = tuple(groups[offset].last_due(offset) for offset in starts)
+    return Release(taken, tuple(records), last_dues)
+
+
+def release_batch(
+    records: Sequence[HeldRecord], *, producer_id: int, epoch: int, sequence: int, now_ms: int
+) -> bytearray:
+    """Key, value and headers as they were sent, with the time they were due instead of the schedule header."""
+    body = b"".join(_released(place, record) for place, record in enumerate(records))
+    header = BatchHeader(
+        base_offset=0,
+        length=0,
+        leader_epoch=-1,
+        magic=_MAGIC,
+        crc=0,
+        attributes=0,
+        last_offset_delta=len(records) - 1,
+        base_timestamp=now_ms,
+        max_timestamp=now_ms,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        record_count=len(records),
+    )
+    return pack_batch(header, body)
+
+
+def _released(place: int, record: HeldRecord) -> bytes:
+    due = b"%d" % record.due_ms
+    content = b"".join(
+        (
+            b"\x00\x00",  # attributes, and a timestamp that is the batch's
+            encode_varint(place),
+            record.key_value,
+            encode_varint(record.header_count + 1),
+            record.headers,
+            _SCHEDULED_FOR,
+            encode_varint(len(due)),
+            due,
+        )
+    )
+    return encode_varint(len(content)) + content
