@@ -1,4 +1,4 @@
-"""Offsets in a transaction on three nodes: what is staged outlives the group's coordinator, and the next one ends it."""
+"""Offsets in a transaction on three nodes: what is staged outlives the group's coordinator; the next one ends it."""
 
 from collections.abc import Callable, Iterator
 
