@@ -84,6 +84,8 @@ APIS: Final = {
         Api(65, "describe_transactions", 0, 0, broker_only=True),
         Api(66, "list_transactions", 0, 1, broker_only=True),
         Api(67, "allocate_producer_ids", 0, 0, while_starting=True),
+        Api(68, "consumer_group_heartbeat", 0, 1, broker_only=True),
+        Api(69, "consumer_group_describe", 0, 1, broker_only=True),
         Api(73, "assign_replicas_to_dirs", 0, 0, while_starting=True),
         Api(74, "list_config_resources", 0, 1),
         Api(75, "describe_topic_partitions", 0, 0),

@@ -79,7 +79,7 @@ class GroupCoordinator(ShardedCoordinator["GroupShard"]):
     def _new_shard(self) -> GroupShard:
         from penstock.groups.shard import GroupShard
 
-        return GroupShard(self._settings)
+        return GroupShard(self._settings, self.topics)
 
     async def _forget_topics(self, topics: tuple[str, ...]) -> None:
         now_ms = self._node.now_ms()
@@ -105,4 +105,8 @@ def group_settings(settings: Settings) -> GroupSettings:
         offset_metadata_max_bytes=settings.integer("offset.metadata.max.bytes"),
         offsets_retention_ms=settings.integer("offsets.retention.minutes") * _MINUTE_MS,
         offsets_retention_check_interval_ms=settings.integer("offsets.retention.check.interval.ms"),
+        consumer_session_timeout_ms=settings.integer("group.consumer.session.timeout.ms"),
+        consumer_size_max=settings.integer("group.consumer.max.size"),
+        consumer_assignors=settings.strings("group.consumer.assignors"),
+        consumer_migration_policy=settings.string("group.consumer.migration.policy"),
     )

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from penstock.broker.context import RequestContext
 
 NO_THROTTLE: Final = timedelta(0)
+#: Read, delete, describe, describe and alter settings: all that one can do with a group.
+GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+OPERATIONS_NOT_ASKED: Final = -(1 << 31)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 Item = TypeVar("Item")

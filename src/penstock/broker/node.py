@@ -104,7 +104,7 @@ class Feature(NamedTuple):
 SUPPORTED_FEATURES: Final = (
     Feature("metadata.version", 23, 23),
     Feature("transaction.version", 0, 2),
-    Feature("group.version", 0, 0),
+    Feature("group.version", 0, 1),
     Feature("share.version", 0, 0),
 )
 

@@ -100,6 +100,11 @@ class Settings:
         assert isinstance(value, str), (name, value)
         return value
 
+    def strings(self, name: str) -> tuple[str, ...]:
+        value = self.values[name]
+        assert isinstance(value, tuple), (name, value)
+        return value
+
     @property
     def node_id(self) -> int:
         return self.integer("node.id")

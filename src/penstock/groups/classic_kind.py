@@ -21,7 +21,6 @@ from penstock.groups.records import CommittedOffset, GroupRecord, KeyValue, enco
 from penstock.groups.states import State
 from penstock.groups.sync import sync
 from penstock.groups.timers import Timers
-from penstock.groups.topics import Topics
 from penstock.groups.work import Step, Timer, Token
 from penstock.protocol.errors import ErrorCode
 
@@ -57,21 +56,19 @@ class Classic(ClassicGroup):
 
     # The classic protocol
 
-    def join(
-        self, request: JoinRequest, token: Token, step: Step, *, new_member_id: str, topics: Topics
-    ) -> None:
+    def join(self, request: JoinRequest, token: Token, step: Step, *, new_member_id: str) -> None:
         join(self, request, token, step, new_member_id=new_member_id)
 
-    def sync(self, request: SyncRequest, token: Token, step: Step, *, topics: Topics) -> None:
+    def sync(self, request: SyncRequest, token: Token, step: Step) -> None:
         sync(self, request, token, step)
 
     def heartbeat(self, request: HeartbeatRequest, step: Step) -> ErrorCode:
         return heartbeat(self, request, step)
 
-    def leave(self, request: LeaveRequest, step: Step, *, topics: Topics) -> LeaveResults:
+    def leave(self, request: LeaveRequest, step: Step) -> LeaveResults:
         return leave(self, request, step)
 
-    def described(self, topics: Topics) -> DescribedGroup:
+    def described(self) -> DescribedGroup:
         protocol = self.protocol if self.state is State.STABLE else None
         return DescribedGroup(
             group_id=self.group_id,
@@ -109,6 +106,9 @@ class Classic(ClassicGroup):
         # It knows of the new generation but has no assignment in it, so there is nothing it can have processed.
         completing = self.state is State.COMPLETING_REBALANCE and not is_transactional
         return ErrorCode.rebalance_in_progress if completing else ErrorCode.none
+
+    def needs_member_epoch(self, member_id: str) -> bool:
+        return False
 
     def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
         return ErrorCode.none

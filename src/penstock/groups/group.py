@@ -13,7 +13,6 @@ from penstock.groups.messages import (
 )
 from penstock.groups.records import CommittedOffset, KeyValue
 from penstock.groups.timers import Timers
-from penstock.groups.topics import Topics
 from penstock.groups.work import Step, Timer, Token
 from penstock.protocol.errors import ErrorCode
 
@@ -53,13 +52,11 @@ class Group(Protocol):
 
     # The classic protocol, which members may still speak in a group of another kind
 
-    def join(
-        self, request: JoinRequest, token: Token, step: Step, *, new_member_id: str, topics: Topics
-    ) -> None: ...
-    def sync(self, request: SyncRequest, token: Token, step: Step, *, topics: Topics) -> None: ...
+    def join(self, request: JoinRequest, token: Token, step: Step, *, new_member_id: str) -> None: ...
+    def sync(self, request: SyncRequest, token: Token, step: Step) -> None: ...
     def heartbeat(self, request: HeartbeatRequest, step: Step) -> ErrorCode: ...
-    def leave(self, request: LeaveRequest, step: Step, *, topics: Topics) -> LeaveResults: ...
-    def described(self, topics: Topics) -> DescribedGroup | None:
+    def leave(self, request: LeaveRequest, step: Step) -> LeaveResults: ...
+    def described(self) -> DescribedGroup | None:
         """None for a group that the classic protocol does not know."""
 
     # Offsets
@@ -68,6 +65,9 @@ class Group(Protocol):
         self, member_id: str, instance_id: str | None, epoch: int, *, is_transactional: bool = False
     ) -> ErrorCode:
         """`epoch` is a classic member's generation, or the member's epoch."""
+
+    def needs_member_epoch(self, member_id: str) -> bool:
+        """Whether this member may commit only with a request that knows of member epochs."""
 
     def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode: ...
     def check_offset_deletion(self) -> ErrorCode: ...

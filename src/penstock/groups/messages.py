@@ -122,6 +122,8 @@ class CommitRequest:
     retention_ms: int | None = None
     #: What a commit to a group that does not exist is answered with: it depends on the wire version.
     error_if_no_group: ErrorCode = ErrorCode.group_id_not_found
+    #: Whether the wire version can carry a member's epoch and what may be wrong with it (v9 and newer).
+    knows_member_epochs: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,6 +103,8 @@ def check_commit(group: Group | None, request: CommitRequest) -> ErrorCode:
     if group is None:
         # Who uses no membership (generation -1) may commit to a group that nobody has made.
         return ErrorCode.none if request.generation < 0 else request.error_if_no_group
+    if not request.knows_member_epochs and group.needs_member_epoch(request.member_id):
+        return ErrorCode.unsupported_version
     return group.check_commit(request.member_id, request.instance_id, request.generation)
 
 

@@ -30,6 +30,7 @@ from penstock.groups.messages import (
 from penstock.groups.offsets import OffsetStore, TopicPartition
 from penstock.groups.records import (
     CLASSIC_KEYS,
+    CONSUMER_KEYS,
     OFFSET_KEYS,
     CommittedOffset,
     GroupRecord,
@@ -50,10 +51,11 @@ _EXPIRE: Final = Timer("expire")
 class GroupShard:
     """Operations of other kinds than classic are functions in the rooms of their kinds, which are given the shard."""
 
-    __slots__ = ("_timers", "groups", "offsets", "settings", "unknown_records")
+    __slots__ = ("_timers", "groups", "offsets", "settings", "topics", "unknown_records")
 
-    def __init__(self, settings: GroupSettings) -> None:
+    def __init__(self, settings: GroupSettings, topics: Topics = NO_TOPICS) -> None:
         self.settings = settings
+        self.topics = topics
         self.groups: dict[str, Group] = {}
         #: Records of kinds of groups that are not known here, passed over on replay.
         self.unknown_records = 0
@@ -65,7 +67,13 @@ class GroupShard:
 
     def step(self, now_ms: int) -> Step:
         """The pad for one operation."""
-        return Step(now_ms=now_ms, settings=self.settings, timers=self._timers)
+        return Step(
+            now_ms=now_ms,
+            settings=self.settings,
+            timers=self._timers,
+            topics=self.topics,
+            groups=self.groups,
+        )
 
     # Replay
 
@@ -118,33 +126,25 @@ class GroupShard:
 
     # Membership, by the classic protocol
 
-    def join(
-        self,
-        request: JoinRequest,
-        token: Token,
-        *,
-        now_ms: int,
-        new_member_id: str,
-        topics: Topics = NO_TOPICS,
-    ) -> Work:
+    def join(self, request: JoinRequest, token: Token, *, now_ms: int, new_member_id: str) -> Work:
         step = self.step(now_ms)
         error = self._check_join(request, new_member_id)
         if error is not ErrorCode.none:
             step.reply(token, JoinReply(error=error, member_id=request.member_id))
             return step.work()
         group = self._group_to_join(request.group_id, step)
-        group.join(request, token, step, new_member_id=new_member_id, topics=topics)
+        group.join(request, token, step, new_member_id=new_member_id)
         self._drop_if_unused(group)
         return step.work()
 
-    def sync(self, request: SyncRequest, token: Token, *, now_ms: int, topics: Topics = NO_TOPICS) -> Work:
+    def sync(self, request: SyncRequest, token: Token, *, now_ms: int) -> Work:
         step = self.step(now_ms)
         group = self.groups.get(request.group_id)
         if group is None:
             error = ErrorCode.unknown_member_id if request.group_id else ErrorCode.invalid_group_id
             step.reply(token, SyncReply(error=error))
         else:
-            group.sync(request, token, step, topics=topics)
+            group.sync(request, token, step)
         return step.work()
 
     def heartbeat(self, request: HeartbeatRequest, token: Token, *, now_ms: int) -> Work:
@@ -157,7 +157,7 @@ class GroupShard:
         step.reply(token, HeartbeatReply(error=error))
         return step.work()
 
-    def leave(self, request: LeaveRequest, token: Token, *, now_ms: int, topics: Topics = NO_TOPICS) -> Work:
+    def leave(self, request: LeaveRequest, token: Token, *, now_ms: int) -> Work:
         step = self.step(now_ms)
         group = self.groups.get(request.group_id)
         if not request.group_id:
@@ -167,7 +167,7 @@ class GroupShard:
                 members=tuple((member, ErrorCode.unknown_member_id) for member in request.members)
             )
         else:
-            reply = LeaveReply(members=group.leave(request, step, topics=topics))
+            reply = LeaveReply(members=group.leave(request, step))
             self._drop_if_unused(group)
         step.reply(token, reply)
         return step.work()
@@ -201,6 +201,11 @@ class GroupShard:
         group = self.groups.get(group_id)
         step.reply(token, offset_rules.delete_offsets(self.offsets, group, partitions, step))
         return step.work()
+
+    def check_fetch(self, group_id: str, member_id: str | None, epoch: int) -> ErrorCode:
+        """Offsets of a group that does not exist are none, whoever asks."""
+        group = self.groups.get(group_id)
+        return ErrorCode.none if group is None else group.check_fetch(member_id, epoch)
 
     def fetch(
         self,
@@ -238,9 +243,9 @@ class GroupShard:
             for group in self.groups.values()
         )
 
-    def describe(self, group_id: str, topics: Topics = NO_TOPICS) -> DescribedGroup | None:
+    def describe(self, group_id: str) -> DescribedGroup | None:
         group = self.groups.get(group_id)
-        return None if group is None else group.described(topics)
+        return None if group is None else group.described()
 
     def stored(self) -> tuple[dict[str, object], dict[tuple[str, str, int], CommittedOffset]]:
         """Everything durable: what a shard loaded from the same records would hold too."""
@@ -348,4 +353,8 @@ def _replay_of(number: int) -> Replay | None:
         return GroupShard._replay_offset
     if number in CLASSIC_KEYS:
         return GroupShard._replay_classic
+    if number in CONSUMER_KEYS:
+        from penstock.groups.consumer.replay import replay
+
+        return replay
     return None

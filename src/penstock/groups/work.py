@@ -2,11 +2,15 @@
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.groups.records import GroupRecord, KeyValue, OffsetRecord, encode_group, encode_offset
 from penstock.groups.settings import GroupSettings
 from penstock.groups.timers import Timers
+from penstock.groups.topics import Topics
+
+if TYPE_CHECKING:
+    from penstock.groups.group import Group
 
 #: Whatever the caller wants back beside the reply; a waiting request keeps it in the group meanwhile.
 Token = Hashable
@@ -36,12 +40,23 @@ class Timer(NamedTuple):
 class Step:
     """One operation under way: its time, its records and replies so far, and the timers it may set."""
 
-    __slots__ = ("_records", "_replies", "now_ms", "settings", "timers")
+    __slots__ = ("_records", "_replies", "groups", "now_ms", "settings", "timers", "topics")
 
-    def __init__(self, *, now_ms: int, settings: GroupSettings, timers: Timers[Timer]) -> None:
+    def __init__(
+        self,
+        *,
+        now_ms: int,
+        settings: GroupSettings,
+        timers: Timers[Timer],
+        topics: Topics,
+        groups: "dict[str, Group]",
+    ) -> None:
         self.now_ms = now_ms
         self.settings = settings
         self.timers = timers
+        self.topics = topics
+        #: Those of the shard: a group that goes on as one of another kind is replaced here.
+        self.groups = groups
         self._records: list[KeyValue] = []
         self._replies: list[tuple[Token, object]] = []
 

@@ -1,4 +1,4 @@
-"""DescribeGroups (key 15), v0-6. A group that does not exist is Dead; from v6 on it is also an error."""
+"""DescribeGroups (key 15), v0-6. A group that does not exist, or not as a classic one, is Dead; from v6 on an error."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ from kio.schema.describe_groups.v6.response import (
 )
 
 from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE
+from penstock.broker.group_requests import GROUP_OPERATIONS, NO_THROTTLE, OPERATIONS_NOT_ASKED
 from penstock.groups.messages import DescribedGroup as Description
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _NOT_FOUND_FROM: Final = 6
 _DEAD: Final = "Dead"
-#: Read, delete, describe, describe and alter settings: all that one can do with a group.
-_ALL_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
-_OPERATIONS_NOT_ASKED: Final = -(1 << 31)
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    operations = _ALL_OPERATIONS if request.include_authorized_operations else _OPERATIONS_NOT_ASKED
+    operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_ASKED
     groups = await asyncio.gather(*(_describe(ctx, group_id, operations) for group_id in request.groups))
     return DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
@@ -46,7 +43,7 @@ def _nothing(
     state: str,
     error: ErrorCode,
     message: str | None,
-    operations: int = _OPERATIONS_NOT_ASKED,
+    operations: int = OPERATIONS_NOT_ASKED,
 ) -> Any:
     return DescribedGroup(
         error_code=error,

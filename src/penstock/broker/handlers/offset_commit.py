@@ -17,7 +17,7 @@ from penstock.broker.group_requests import NO_THROTTLE, milliseconds, named_topi
 from penstock.groups.messages import CommitRequest, OffsetToCommit, PartitionsReply
 from penstock.protocol.errors import ApiError, ErrorCode
 
-_GROUP_NOT_FOUND_FROM: Final = 9
+_MEMBER_EPOCHS_FROM: Final = 9
 _TOPIC_IDS_FROM: Final = 10
 
 
@@ -67,9 +67,10 @@ async def _commit(ctx: RequestContext, request: Any, offsets: tuple[OffsetToComm
         retention_ms=_retention_ms(request),
         error_if_no_group=(
             ErrorCode.group_id_not_found
-            if ctx.version >= _GROUP_NOT_FOUND_FROM
+            if ctx.version >= _MEMBER_EPOCHS_FROM
             else ErrorCode.illegal_generation
         ),
+        knows_member_epochs=ctx.version >= _MEMBER_EPOCHS_FROM,
     )
     try:
         reply: PartitionsReply = await groups.write(

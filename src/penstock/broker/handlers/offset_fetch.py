@@ -18,6 +18,7 @@ from kio.schema.offset_fetch.v10 import response as by_id
 from penstock.broker.context import RequestContext
 from penstock.broker.group_requests import NO_THROTTLE, by_topic, named_topic
 from penstock.groups.messages import FetchedOffset
+from penstock.groups.shard import GroupShard
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _TOP_LEVEL_ERROR_FROM: Final = 2
@@ -57,7 +58,8 @@ async def _fetch(ctx: RequestContext, wanted: Any, require_stable: bool) -> _Gro
     """`wanted` has a group id and topics: a group of the request, or an older request itself."""
     try:
         if wanted.topics is None:
-            return await _fetch_all(ctx, wanted.group_id, require_stable)
+            offsets = await _offsets(ctx, wanted, None, require_stable)
+            return _Group(wanted.group_id, list(_known_topics(ctx, offsets)))
         return await _fetch_some(ctx, wanted, require_stable)
     except ApiError as error:
         # Consumers before 3.9 do not know what to do with "not available", but look again for "not here".
@@ -66,11 +68,22 @@ async def _fetch(ctx: RequestContext, wanted: Any, require_stable: bool) -> _Gro
         return _Group(wanted.group_id, _failed_topics(ctx, wanted, code), code)
 
 
-async def _fetch_all(ctx: RequestContext, group_id: str, require_stable: bool) -> _Group:
-    offsets = await ctx.node.groups.read(
-        group_id, lambda shard: shard.fetch(group_id, None, require_stable=require_stable)
-    )
-    return _Group(group_id, list(_known_topics(ctx, offsets)))
+async def _offsets(
+    ctx: RequestContext, wanted: Any, places: list[tuple[str, int]] | None, require_stable: bool
+) -> tuple[FetchedOffset, ...]:
+    """Raises ApiError, also for who says (v9 and newer) that it is a member and is none, or not at that epoch."""
+    member_id, epoch = getattr(wanted, "member_id", None), getattr(wanted, "member_epoch", -1)
+
+    def read(shard: GroupShard) -> tuple[FetchedOffset, ...] | ErrorCode:
+        error = shard.check_fetch(wanted.group_id, member_id, epoch)
+        if error is not ErrorCode.none:
+            return error
+        return shard.fetch(wanted.group_id, places, require_stable=require_stable)
+
+    offsets = await ctx.node.groups.read(wanted.group_id, read)
+    if isinstance(offsets, ErrorCode):
+        raise ApiError(offsets)
+    return offsets
 
 
 def _known_topics(ctx: RequestContext, offsets: tuple[FetchedOffset, ...]) -> Iterator[_Topic]:
@@ -91,9 +104,7 @@ async def _fetch_some(ctx: RequestContext, wanted: Any, require_stable: bool) ->
         for index in topic.partition_indexes
         if name is not None
     ]
-    offsets = await ctx.node.groups.read(
-        wanted.group_id, lambda shard: shard.fetch(wanted.group_id, places, require_stable=require_stable)
-    )
+    offsets = await _offsets(ctx, wanted, places, require_stable)
     found = {(each.topic, each.partition): each for each in offsets}
     topics = []
     for topic, (name, error) in zip(wanted.topics, names, strict=True):

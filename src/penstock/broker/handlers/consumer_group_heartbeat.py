@@ -1,0 +1,98 @@
+"""ConsumerGroupHeartbeat (key 68), v0-1. Joins (epoch 0), beats, leaves (-1) and leaves for a while (-2, static).
+
+Before v1 a member may come without an id and is given one. While the cluster is at level 0 of `group.version` there is
+no such protocol: UNSUPPORTED_VERSION.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Final
+from uuid import uuid4
+
+from kio.schema.consumer_group_heartbeat.v1.response import (
+    Assignment,
+    ConsumerGroupHeartbeatResponse,
+    TopicPartitions,
+)
+
+from penstock.broker.context import RequestContext
+from penstock.broker.group_requests import NO_THROTTLE, client_host, milliseconds
+from penstock.broker.group_settings import effective_group_settings
+from penstock.groups.consumer.heartbeat import heartbeat
+from penstock.groups.consumer.messages import ConsumerHeartbeat, ConsumerHeartbeatReply
+from penstock.groups.consumer.values import JOINING
+from penstock.groups.consumer.values import Assignment as Partitions
+from penstock.protocol.errors import ApiError, ErrorCode
+
+_OWN_MEMBER_ID_FROM: Final = 1
+FEATURE: Final = "group.version"
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    groups = ctx.node.groups
+    try:
+        if not ctx.node.image.features.get(FEATURE):
+            raise ApiError(ErrorCode.unsupported_version, "The consumer protocol is not enabled.")
+        beat = _beat(ctx, request)
+        if beat.member_epoch == JOINING:
+            await groups.ensure_topic()
+        reply = await groups.write(
+            beat.group_id, lambda shard, token: heartbeat(shard, beat, token, now_ms=groups.now_ms())
+        )
+    except ApiError as error:
+        reply = ConsumerHeartbeatReply(error=error.code, message=error.message)
+    return _response(reply)
+
+
+def _beat(ctx: RequestContext, request: Any) -> ConsumerHeartbeat:
+    config = effective_group_settings(ctx.node, request.group_id)
+    member_id = request.member_id
+    if not member_id and request.member_epoch == JOINING and ctx.version < _OWN_MEMBER_ID_FROM:
+        member_id = str(uuid4())
+    return ConsumerHeartbeat(
+        group_id=request.group_id,
+        member_id=member_id,
+        member_epoch=request.member_epoch,
+        instance_id=request.instance_id,
+        rack_id=request.rack_id,
+        client_id=ctx.client_id or "",
+        client_host=client_host(ctx),
+        rebalance_timeout_ms=milliseconds(request.rebalance_timeout),
+        topic_names=request.subscribed_topic_names,
+        topic_regex=request.subscribed_topic_regex,
+        assignor=request.server_assignor,
+        owned=None if request.topic_partitions is None else _owned(request.topic_partitions),
+        session_timeout_ms=config.consumer_session_timeout_ms,
+        heartbeat_interval_ms=config.consumer_heartbeat_interval_ms,
+    )
+
+
+def _owned(topics: Iterable[Any]) -> Partitions:
+    return {
+        topic.topic_id: frozenset(topic.partitions)
+        for topic in topics
+        if topic.topic_id is not None and topic.partitions
+    }
+
+
+def _response(reply: ConsumerHeartbeatReply) -> Any:
+    return ConsumerGroupHeartbeatResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=reply.error,
+        error_message=reply.message,
+        member_id=reply.member_id,
+        member_epoch=reply.member_epoch,
+        heartbeat_interval=timedelta(milliseconds=reply.heartbeat_interval_ms),
+        assignment=None
+        if reply.assigned is None
+        else Assignment(topic_partitions=_partitions(reply.assigned)),
+    )
+
+
+def _partitions(assigned: Partitions) -> tuple[Any, ...]:
+    return tuple(
+        TopicPartitions(topic_id=topic_id, partitions=tuple(sorted(partitions)))
+        for topic_id, partitions in assigned.items()
+    )

@@ -1,0 +1,38 @@
+"""How a member goes: it leaves, leaves for a while, or is put out because it was not heard of or did not let go."""
+
+from penstock.groups.consumer.checks import known_member
+from penstock.groups.consumer.draft import Draft
+from penstock.groups.consumer.messages import ConsumerHeartbeat, ConsumerHeartbeatReply
+from penstock.groups.consumer.migration import downgrade, may_downgrade
+from penstock.groups.consumer.state import GroupState
+from penstock.groups.consumer.subscriptions import metadata_hash, resolve_regexes
+from penstock.groups.consumer.values import AWAY, NOTHING, Member
+from penstock.groups.work import Step
+
+
+def leave(group: GroupState, request: ConsumerHeartbeat, step: Step) -> ConsumerHeartbeatReply:
+    """Raises ApiError."""
+    member = known_member(group, request.member_id, request.instance_id)
+    if request.member_epoch == AWAY:
+        # Its place stays reserved until its session ends; what it had to give up, it has given up.
+        away = member.current._replace(epoch=AWAY, revoking=NOTHING)
+        Draft(group, step).tell(member, away)
+    else:
+        fence(group, member, step)
+    return ConsumerHeartbeatReply(member_id=request.member_id, member_epoch=request.member_epoch)
+
+
+def fence(group: GroupState, member: Member, step: Step) -> None:
+    """What it has is free from now on. If only members of the classic protocol remain, they have a classic group."""
+    draft = Draft(group, step)
+    draft.remove(member)
+    if may_downgrade(draft):
+        downgrade(draft)
+    else:
+        begin_epoch_without(draft)
+
+
+def begin_epoch_without(draft: Draft) -> None:
+    """Some have left. The target is worked out when the next one is heard of."""
+    resolve_regexes(draft)
+    draft.begin_epoch(metadata_hash(draft.state.subscribed, draft.step.topics))

@@ -1,0 +1,225 @@
+"""The records of a consumer group: what they say, and their bytes in Kafka's formats."""
+
+import struct
+from enum import IntEnum
+from functools import cache
+from io import BytesIO
+from typing import Any, Final, NamedTuple
+
+from kio.serial import entity_reader, entity_writer
+
+from penstock.groups.consumer import schemas
+from penstock.groups.consumer.values import (
+    Assignment,
+    ClassicPart,
+    Current,
+    GroupEpoch,
+    Phase,
+    Resolved,
+    Subscription,
+)
+from penstock.groups.records import KeyValue, UnknownVersion, key_type
+
+_INT16: Final = struct.Struct(">h")
+_VERSION: Final = _INT16.pack(0)
+
+
+class Kind(IntEnum):
+    """What a record is about, by the number that its key starts with."""
+
+    GROUP_EPOCH = 3  # GroupEpoch
+    #: Kafka 4.0 kept the partitions of topics here; a hash in the group's epoch has taken their place.
+    PARTITION_METADATA = 4
+    SUBSCRIPTION = 5  # Subscription, by member
+    TARGET_EPOCH = 6  # int
+    TARGET = 7  # Assignment, by member
+    CURRENT = 8  # Current, by member
+    REGEX = 16  # Resolved, by regular expression
+
+
+_OF_GROUP: Final = (Kind.GROUP_EPOCH, Kind.PARTITION_METADATA, Kind.TARGET_EPOCH)
+
+
+class Record(NamedTuple):
+    """`value` is None for a tombstone; what else it is, its kind says."""
+
+    kind: Kind
+    group_id: str
+    #: A member's id or a regular expression; empty where the record is about the whole group.
+    name: str
+    value: Any
+
+
+def encode(record: Record) -> KeyValue:
+    kind = record.kind
+    if kind in _OF_GROUP:
+        key: Any = schemas.GroupKey(group_id=record.group_id)
+    else:
+        key = schemas.NamedKey(group_id=record.group_id, name=record.name)
+    value = None if record.value is None else _write(_VERSION, _ENTITIES[kind](record.value))
+    return _write(_INT16.pack(kind), key), value
+
+
+def decode(key: bytes, value: bytes | None) -> Record:
+    kind = Kind(key_type(key))
+    parsed = _read(schemas.GroupKey if kind in _OF_GROUP else schemas.NamedKey, key)
+    name = "" if kind in _OF_GROUP else parsed.name
+    return Record(kind, parsed.group_id, name, None if value is None else _decode_value(kind, value))
+
+
+def _decode_value(kind: Kind, value: bytes) -> Any:
+    if kind is Kind.PARTITION_METADATA:
+        return None
+    if not value.startswith(_VERSION):
+        raise UnknownVersion(f"{kind.name} record of version {key_type(value)}")
+    schema, parse = _PARSERS[kind]
+    return parse(_read(schema, value))
+
+
+@cache
+def _writer(schema: Any) -> Any:
+    return entity_writer(schema)
+
+
+@cache
+def _reader(schema: Any) -> Any:
+    return entity_reader(schema)
+
+
+def _write(prefix: bytes, entity: Any) -> bytes:
+    buffer = BytesIO()
+    buffer.write(prefix)
+    schema: Any = type(entity)
+    _writer(schema)(buffer, entity)
+    return buffer.getvalue()
+
+
+def _read(schema: Any, data: bytes) -> Any:
+    entity, _ = _reader(schema)(data, _INT16.size)
+    return entity
+
+
+# --- values to entities ---
+
+
+def _epoch_entity(value: GroupEpoch) -> Any:
+    return schemas.GroupEpochValue(epoch=value.epoch, metadata_hash=value.metadata_hash)
+
+
+def _subscription_entity(value: Subscription) -> Any:
+    return schemas.SubscriptionValue(
+        instance_id=value.instance_id,
+        rack_id=value.rack_id,
+        client_id=value.client_id,
+        client_host=value.client_host,
+        subscribed_topic_names=value.topic_names,
+        subscribed_topic_regex=value.topic_regex or None,
+        rebalance_timeout_ms=value.rebalance_timeout_ms,
+        server_assignor=value.assignor,
+        classic_member_metadata=_classic_entity(value.classic),
+    )
+
+
+def _classic_entity(classic: ClassicPart | None) -> Any:
+    if classic is None:
+        return schemas.NOT_CLASSIC
+    protocols = tuple(
+        schemas.ClassicProtocolPart(name=name, metadata=data) for name, data in classic.protocols
+    )
+    return schemas.ClassicMemberPart(
+        session_timeout_ms=classic.session_timeout_ms, supported_protocols=protocols
+    )
+
+
+def _target_epoch_entity(epoch: int) -> Any:
+    return schemas.TargetEpochValue(assignment_epoch=epoch)
+
+
+def _partitions(value: Assignment) -> tuple[Any, ...]:
+    return tuple(
+        schemas.TopicPartitionsPart(topic_id=topic_id, partitions=tuple(sorted(partitions)))
+        for topic_id, partitions in value.items()
+    )
+
+
+def _target_entity(value: Assignment) -> Any:
+    return schemas.TargetValue(topic_partitions=_partitions(value))
+
+
+def _current_entity(value: Current) -> Any:
+    return schemas.CurrentValue(
+        member_epoch=value.epoch,
+        previous_member_epoch=value.previous_epoch,
+        state=value.phase,
+        assigned_partitions=_partitions(value.assigned),
+        partitions_pending_revocation=_partitions(value.revoking),
+    )
+
+
+def _regex_entity(value: Resolved) -> Any:
+    return schemas.RegexValue(
+        topics=tuple(sorted(value.topics)), version=value.version, timestamp=value.timestamp_ms
+    )
+
+
+# --- entities to values ---
+
+
+def _subscription(entity: Any) -> Subscription:
+    return Subscription(
+        instance_id=entity.instance_id,
+        rack_id=entity.rack_id,
+        client_id=entity.client_id,
+        client_host=entity.client_host,
+        topic_names=entity.subscribed_topic_names,
+        topic_regex=entity.subscribed_topic_regex or "",
+        rebalance_timeout_ms=entity.rebalance_timeout_ms,
+        assignor=entity.server_assignor,
+        classic=_classic(entity.classic_member_metadata),
+    )
+
+
+def _classic(part: Any) -> ClassicPart | None:
+    if part.presence < 0:
+        return None
+    protocols = tuple((protocol.name, protocol.metadata) for protocol in part.supported_protocols)
+    return ClassicPart(part.session_timeout_ms, protocols)
+
+
+def _assignment(parts: tuple[Any, ...]) -> Assignment:
+    return {part.topic_id: frozenset(part.partitions) for part in parts}
+
+
+def _current(entity: Any) -> Current:
+    return Current(
+        epoch=entity.member_epoch,
+        previous_epoch=entity.previous_member_epoch,
+        phase=Phase(entity.state),
+        assigned=_assignment(entity.assigned_partitions),
+        revoking=_assignment(entity.partitions_pending_revocation),
+    )
+
+
+_ENTITIES: Final[dict[Kind, Any]] = {
+    Kind.GROUP_EPOCH: _epoch_entity,
+    Kind.SUBSCRIPTION: _subscription_entity,
+    Kind.TARGET_EPOCH: _target_epoch_entity,
+    Kind.TARGET: _target_entity,
+    Kind.CURRENT: _current_entity,
+    Kind.REGEX: _regex_entity,
+}
+
+_PARSERS: Final[dict[Kind, tuple[Any, Any]]] = {
+    Kind.GROUP_EPOCH: (
+        schemas.GroupEpochValue,
+        lambda entity: GroupEpoch(entity.epoch, entity.metadata_hash),
+    ),
+    Kind.SUBSCRIPTION: (schemas.SubscriptionValue, _subscription),
+    Kind.TARGET_EPOCH: (schemas.TargetEpochValue, lambda entity: entity.assignment_epoch),
+    Kind.TARGET: (schemas.TargetValue, lambda entity: _assignment(entity.topic_partitions)),
+    Kind.CURRENT: (schemas.CurrentValue, _current),
+    Kind.REGEX: (
+        schemas.RegexValue,
+        lambda entity: Resolved(frozenset(entity.topics), entity.version, entity.timestamp),
+    ),
+}
