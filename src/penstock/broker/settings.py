@@ -20,6 +20,7 @@ from penstock.broker.listeners import (
     parse_listeners,
     parse_voters,
 )
+from penstock.broker.settings_groups import group_bounds_flaw
 from penstock.broker.settings_table import NODE_SETTINGS
 from penstock.protocol.settings import InvalidSetting, Setting, SettingType, Value
 
@@ -271,6 +272,8 @@ def _checked(values: Mapping[str, Value], origins: Mapping[str, Origin]) -> Sett
     _check_place_in_cluster(settings)
     if settings.integer(_SESSION_MIN) > settings.integer(_SESSION_MAX):
         raise InvalidSetting(f"{_SESSION_MIN} must not be above {_SESSION_MAX}")
+    if (flaw := group_bounds_flaw(values)) is not None:
+        raise InvalidSetting(flaw)
     return settings
 
 

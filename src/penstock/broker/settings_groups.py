@@ -1,9 +1,10 @@
 """The node settings behind groups that are coordinated by the broker: defaults and bounds, by Kafka's names."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from penstock.broker.setting_kinds import node_setting
-from penstock.protocol.settings import Setting, SettingType
+from penstock.protocol.settings import Setting, SettingType, Value
 
 _INT_MAX: Final = (1 << 31) - 1
 
@@ -94,3 +95,33 @@ SHARE_GROUPS: Final = (
     ),
     _integer("group.share.max.share.sessions", 2_000, "Share sessions that one node keeps."),
 )
+
+#: What has a default, a lowest and a highest value: the kind of group, and the rest of the name.
+_BOUNDED: Final = (
+    ("consumer", "session.timeout.ms"),
+    ("consumer", "heartbeat.interval.ms"),
+    ("share", "session.timeout.ms"),
+    ("share", "heartbeat.interval.ms"),
+    ("share", "record.lock.duration.ms"),
+    ("share", "delivery.count.limit"),
+    ("share", "partition.max.record.locks"),
+)
+
+
+def group_bounds_flaw(values: Mapping[str, Value]) -> str | None:
+    """Which of a node's settings contradict each other, if any."""
+    for kind, rest in _BOUNDED:
+        name, lowest, highest = f"group.{kind}.{rest}", f"group.{kind}.min.{rest}", f"group.{kind}.max.{rest}"
+        if not _integer_of(values, lowest) <= _integer_of(values, name) <= _integer_of(values, highest):
+            return f"{name} must be from {lowest} to {highest}"
+    for kind in ("consumer", "share"):
+        session, heartbeat = f"group.{kind}.session.timeout.ms", f"group.{kind}.heartbeat.interval.ms"
+        if _integer_of(values, session) <= _integer_of(values, heartbeat):
+            return f"{session} must be above {heartbeat}"
+    return None
+
+
+def _integer_of(values: Mapping[str, Value], name: str) -> int:
+    value = values[name]
+    assert isinstance(value, int), (name, value)
+    return value

@@ -1,5 +1,6 @@
 """Settings of a node: precedence, provenance, listeners, and what is refused with which words."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -272,3 +273,26 @@ def test_founders_and_bootstrap_servers_are_read_as_addresses() -> None:
 def test_a_place_in_the_cluster_that_cannot_be_is_refused(flags: dict[str, str], complaint: str) -> None:
     with pytest.raises(InvalidSetting, match=complaint):
         load_settings(flags, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "flaw"),
+    [
+        ("group.share.delivery.count.limit", "11", "from group.share.min.delivery.count.limit to"),
+        ("group.share.min.delivery.count.limit", "6", "group.share.delivery.count.limit must be from"),
+        ("group.consumer.max.heartbeat.interval.ms", "4999", "group.consumer.heartbeat.interval.ms must be"),
+    ],
+)
+def test_a_default_of_groups_lies_within_the_bounds(name: str, value: str, flaw: str) -> None:
+    with pytest.raises(InvalidSetting, match=re.escape(flaw)):
+        load_settings({name: value}, {})
+
+
+def test_a_session_of_groups_outlasts_the_time_between_heartbeats() -> None:
+    given = {
+        "group.share.min.session.timeout.ms": "1",
+        "group.share.session.timeout.ms": "5000",
+        "group.share.heartbeat.interval.ms": "5000",
+    }
+    with pytest.raises(InvalidSetting, match="must be above"):
+        load_settings(given, {})
