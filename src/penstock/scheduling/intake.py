@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from penstock.protocol.compression import BytesLike, Codec, compress, decompress
 from penstock.protocol.errors import ApiError, InvalidRecords
 from penstock.protocol.records import (
+    CODEC_MASK,
     CONTROL,
     HEADER_BYTES,
     LOG_APPEND_TIME,
@@ -106,11 +107,10 @@ def part(header: BatchHeader, body: bytes | memoryview, limits: Limits) -> Parte
         raise _refusal(faults)
     if not held:
         return None
-    control = _control_batch(header, held)
-    if not kept_count:
-        timestamp_max = header.max_timestamp
     rest = header._replace(record_count=kept_count, max_timestamp=timestamp_max)
-    return Parted(control, pack_batch(rest, compress(header.codec, kept) if kept_count else b""), len(held))
+    if not kept_count:
+        rest = rest._replace(max_timestamp=header.max_timestamp, attributes=header.attributes & ~CODEC_MASK)
+    return Parted(_control_batch(header, held), pack_batch(rest, compress(rest.codec, kept)), len(held))
 
 
 def stamp(control: bytearray, now_ms: int) -> None:
