@@ -27,6 +27,7 @@ class Transactions(RuleBasedStateMachine):
         for transactional_id, epoch in zip(IDS, epochs, strict=False):
             self.world.seed(transactional_id, epoch)
 
+    @precondition(lambda self: len(self.world.clients) < 6)
     @rule(
         transactional_id=st.sampled_from(IDS),
         place=st.integers(0, 9),
@@ -56,6 +57,44 @@ class Transactions(RuleBasedStateMachine):
     def end(self, place: int, commit: bool, now: bool) -> None:
         self.world.send_end(self._pick(self._ready(), place), commit=commit)
         self._deliver_now(now)
+
+    @precondition(lambda self: self._open())
+    @rule(place=st.integers(0, 9), commits=st.lists(st.booleans(), min_size=1, max_size=3))
+    def transact(self, place: int, commits: list[bool]) -> None:
+        """Some transactions with nothing in their way: what is late then comes late by whole transactions."""
+        client = self._pick(self._open(), place)
+        for commit in commits:
+            self.finish()
+            self.world.send_add(client, 0)
+            self._deliver_now(True)
+            self.world.send_end(client, commit=commit)
+            self._deliver_now(True)
+
+    @precondition(lambda self: self._open())
+    @rule(place=st.integers(0, 9), two_phase=st.booleans())
+    def hand_over(self, place: int, two_phase: bool) -> None:
+        """An open transaction is left to a new incarnation."""
+        client = self._pick(self._open(), place)
+        self.finish()
+        self.world.send_add(client, 1)
+        self._deliver_now(True)
+        self.world.start(client.transactional_id, version=client.version, two_phase=two_phase, keep=True)
+        self._deliver_now(True)
+
+    @precondition(lambda self: self.world.network)
+    @rule(places=st.lists(st.integers(0, 10**6), min_size=1, max_size=3), surviving=st.integers(0, 2))
+    def deliver_and_crash(self, places: list[int], surviving: int) -> None:
+        for place in places:
+            self.deliver(-1 - place % 5)
+        self.crash(surviving)
+
+    @rule()
+    def finish(self) -> None:
+        self.world.ask_markers()
+        self.world.commit()
+        for markers in self.world.handed_out[-4:]:
+            self.world.write_markers(markers, markers.partitions)
+        self.world.commit()
 
     @precondition(lambda self: self.world.network)
     @rule(place=st.integers(0, 10**6))
@@ -116,7 +155,7 @@ class MixedTransactions(Transactions):
 
 
 _SETTINGS = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestTransactions = Transactions.TestCase
 TestTransactions.settings = _SETTINGS

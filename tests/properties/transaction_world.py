@@ -270,11 +270,11 @@ class World:
             case InitReply(error=ErrorCode.none):
                 self._check_given(sent, Producer(reply.producer_id, reply.epoch))
             case EndReply(error=ErrorCode.none) if client.version >= 2:
-                assert client.verdict is not None or client.asked != sent.question
                 if isinstance(sent.request, EndRequest) and sent.request.commit:
                     self._check_promise(sent.transaction, True)
                     self.promised[sent.transaction] = True
         if client.asked == sent.question:
+            client.asked = 0
             self._go_on(client, reply, ghost)
 
     def _check_given(self, sent: Sent, producer: Producer) -> None:
