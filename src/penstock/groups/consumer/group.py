@@ -122,6 +122,9 @@ class ConsumerGroup(GroupState):
         """A member that was fenced is no longer in the group, and one that missed an epoch has to hear of it first."""
         if epoch < 0 and self.is_empty:
             return ErrorCode.none
+        if is_transactional and epoch < 0 and not member_id and instance_id is None:
+            # Older transactional producers do not say for which member they commit.
+            return ErrorCode.none
         return self._check_epoch(member_id, epoch)
 
     def needs_member_epoch(self, member_id: str) -> bool:
