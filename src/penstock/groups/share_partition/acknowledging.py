@@ -1,0 +1,203 @@
+"""What members say about the records they hold. All of it is carried out, or none of it.
+
+A request with an answer for each of a thousand records is one row of bytes beside the window, with a gap where
+nothing is said: no step looks at records one by one.
+"""
+
+import re
+from functools import cache
+from typing import Final, NamedTuple
+
+from penstock.groups.share_partition.core import Core, release_code
+from penstock.groups.share_partition.messages import ACCEPT, GAP, REJECT, RELEASE, RENEW, Acknowledgement
+from penstock.groups.share_partition.policy import Backoff, Policy
+from penstock.groups.share_partition.states import (
+    ACKNOWLEDGED,
+    ACQUIRED,
+    ARCHIVED,
+    HANDED,
+    QUEUED,
+    REJECTED,
+    RUN,
+)
+from penstock.groups.share_partition.vectors import (
+    YES,
+    Bytes,
+    at_least,
+    blend,
+    both,
+    covers,
+    mask_table,
+    only,
+)
+from penstock.protocol.errors import ApiError, ErrorCode
+
+_NOTHING_SAID: Final = 0xFF
+_IS_SAID: Final = bytes(YES if said <= RENEW else 0 for said in range(256))
+_IS_HELD: Final = mask_table(ACQUIRED, HANDED)
+_RENEWALS: Final = re.compile(b"[\\x%02x]+" % RENEW)
+#: At most once: final already, and it only counts whether the member has got it.
+_CONFIRMED: Final = bytes(HANDED if said == RENEW else ACKNOWLEDGED for said in range(256))
+
+
+class _Row(NamedTuple):
+    """Places of the window, what is said of each, and which are meant at all."""
+
+    low: int
+    high: int
+    said: bytearray
+    mask: Bytes
+
+
+def check_order(batches: list[Acknowledgement], *, may_renew: bool) -> None:
+    """What can be said without looking at any record. Raises ApiError."""
+    after = 0
+    for first, last, types in batches:
+        if first > last or first < after:
+            raise ApiError(ErrorCode.invalid_request, "acknowledgements are not in order")
+        if not types or (len(types) > 1 and len(types) != last - first + 1):
+            raise ApiError(ErrorCode.invalid_request, "not one acknowledge type for each offset")
+        if max(types) > (RENEW if may_renew else REJECT):
+            raise ApiError(ErrorCode.invalid_request, "unknown acknowledge type")
+        after = last + 1
+
+
+def acknowledge(
+    core: Core, member: str, batches: list[Acknowledgement], policy: Policy, *, now_ms: int, chance: float
+) -> bool:
+    """Returns whether something has to be written before it may be answered. Raises ApiError."""
+    # Nobody waits for what lies before the window.
+    batches = [batch for batch in batches if batch.last_offset >= core.window.start]
+    if not batches:
+        return False
+    number = core.members.number_of(member)
+    row = _row(core, batches)
+    _check(core, number, row, policy)
+    said = row.said
+    renewed = said.count(RENEW)
+    is_written = _answer(core, row, policy, now_ms, chance)
+    if renewed:
+        _renew(core, row, now_ms + policy.lock_ms)
+        core.counters.renewed += renewed
+    core.members.give_back(number, len(said) - said.count(_NOTHING_SAID) - renewed)
+    core.drop_done()
+    return is_written
+
+
+def _row(core: Core, batches: list[Acknowledgement]) -> _Row:
+    window = core.window
+    if batches[-1].last_offset >= window.end:
+        raise ApiError(ErrorCode.invalid_request, "offsets beyond what has been acquired")
+    low, high = window.clip(batches[0].first_offset, batches[-1].last_offset + 1)
+    said = bytearray((_NOTHING_SAID,)) * (high - low)
+    base = window.start + low
+    for first, last, types in batches:
+        at, after = first - base, last + 1 - base
+        if len(types) == 1:
+            types = types * (after - max(at, 0))
+        elif at < 0:
+            types = types[-at:]
+        said[max(at, 0) : after] = types
+    return _Row(low, high, said, said.translate(_IS_SAID))
+
+
+def _check(core: Core, number: int, row: _Row, policy: Policy) -> None:
+    """Raises ApiError."""
+    window, (low, high, said, mask) = core.window, row
+    held = both(window.states[low:high].translate(_IS_HELD), window.owners[low:high].translate(only(number)))
+    if not number or not covers(held, mask):
+        raise ApiError(ErrorCode.invalid_record_state, "the member does not hold all of these records")
+    if RENEW in said and not policy.may_renew:
+        raise ApiError(ErrorCode.invalid_record_state, "renewing is not enabled for the group")
+
+
+def _answer(core: Core, row: _Row, policy: Policy, now_ms: int, chance: float) -> bool:
+    """Returns whether something has to be written."""
+    window, (low, high, said, mask) = core.window, row
+    before = window.states[low:high]
+    after: Bytes = said.translate(_codes(policy.buries, release_code(policy, 0)))
+    if RELEASE in said:
+        after = _answer_release(core, row, after, policy, now_ms, chance)
+    if HANDED in before:
+        is_handed = both(before.translate(only(HANDED)), mask)
+        after = blend(after, said.translate(_CONFIRMED), is_handed)
+        _count_confirmed(core, blend(bytes((_NOTHING_SAID,)) * len(said), said, is_handed))
+        _count(core, blend(said, bytes((_NOTHING_SAID,)) * len(said), is_handed), policy)
+    else:
+        _count(core, said, policy)
+    after = blend(before, after, mask)
+    window.states[low:high] = after
+    is_written = after.translate(_IS_QUEUED) != before.translate(_IS_QUEUED)
+    if is_written:
+        core.queued.append((window.start + low, window.start + high))
+    return is_written
+
+
+_IS_QUEUED: Final = bytes(code & QUEUED for code in range(256))
+
+
+def _answer_release(core: Core, row: _Row, after: Bytes, policy: Policy, now_ms: int, chance: float) -> Bytes:
+    """Those that were delivered as often as they may be do not come back; the others may have to rest."""
+    window, (low, high, said, _) = core.window, row
+    released = both(said.translate(only(RELEASE)), window.states[low:high].translate(only(ACQUIRED)))
+    if policy.is_at_most_once:
+        return after
+    limited = both(released, window.counts[low:high].translate(at_least(policy.delivery_limit)))
+    count = limited.count(YES)
+    if count:
+        code = release_code(policy, policy.delivery_limit)
+        after = blend(after, bytes((code,)) * len(said), limited)
+        core.count_given_up(code, count)
+    if policy.backoff is not None:
+        _rest(core, row, released, policy.backoff, now_ms, chance)
+    return after
+
+
+def _rest(core: Core, row: _Row, released: bytes, backoff: Backoff, now_ms: int, chance: float) -> None:
+    """By the number of deliveries; one roll of the dice for all that came back together."""
+    window = core.window
+    delivered = both(window.counts[row.low : row.high], released)
+    due_ms: dict[int, int] = {}
+    for run in RUN.finditer(delivered):
+        at, after = run.span()
+        delivery_count = delivered[at]
+        if not delivery_count:
+            continue
+        if delivery_count not in due_ms:
+            due_ms[delivery_count] = now_ms + backoff.delay_ms(delivery_count, chance)
+        window.set_time(row.low + at, row.low + after, due_ms[delivery_count])
+
+
+@cache
+def _codes(buries: bool, release: int) -> bytes:
+    """From what a member says to the state that its record takes."""
+    codes = bytearray(range(256))
+    codes[GAP] = ARCHIVED | QUEUED
+    codes[ACCEPT] = ACKNOWLEDGED | QUEUED
+    codes[RELEASE] = release
+    codes[REJECT] = (REJECTED if buries else ARCHIVED) | QUEUED
+    codes[RENEW] = ACQUIRED
+    return bytes(codes)
+
+
+def _count(core: Core, said: Bytes, policy: Policy) -> None:
+    counters, rejected = core.counters, said.count(REJECT)
+    counters.accepted += said.count(ACCEPT)
+    counters.released += said.count(RELEASE)
+    counters.rejected += rejected
+    counters.gaps += said.count(GAP)
+    counters.buried += rejected if policy.buries else 0
+
+
+def _count_confirmed(core: Core, said: bytes) -> None:
+    accepted = said.count(ACCEPT)
+    core.counters.confirmed += accepted
+    core.counters.unconfirmed += len(said) - said.count(_NOTHING_SAID) - said.count(RENEW) - accepted
+
+
+def _renew(core: Core, row: _Row, until_ms: int) -> None:
+    window = core.window
+    for run in _RENEWALS.finditer(row.said):
+        at, after = row.low + run.start(), row.low + run.end()
+        window.set_time(at, after, until_ms)
+        core.set_timer(until_ms, window.start + at, window.start + after)

@@ -1,0 +1,156 @@
+"""A share partition: a group's view of one partition, on the partition's leader.
+
+Only what is stored may be seen: an acknowledgement is answered, and a released record available again, when the write
+that says so has arrived. The shell takes one write after the other (`take_write`), tells how it went (`written`,
+`write_failed`), and calls `tick` when `next_deadline_ms` has come. What a fenced leader knows is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.groups.share_partition import acknowledging, acquiring, timing, writing
+from penstock.groups.share_partition.core import Core, load
+from penstock.groups.share_partition.messages import (
+    Acknowledgement,
+    Acquired,
+    Appetite,
+    Counters,
+    Found,
+    Write,
+)
+from penstock.groups.share_partition.policy import Policy
+from penstock.groups.share_partition.states import (
+    ACQUIRED,
+    BUSY,
+    HANDED,
+    IN_HANDS,
+    LAUNCHED,
+    PAID,
+    QUEUED,
+    WAITING,
+)
+
+
+class SharePartition:
+    __slots__ = ("_core", "policy")
+
+    def __init__(
+        self,
+        start_offset: int,
+        batches: Sequence[tuple[int, int, int, int]],
+        policy: Policy,
+        counters: Counters,
+        *,
+        now_ms: int,
+        chance: float,
+    ) -> None:
+        """`batches` as they are stored; `policy` may be replaced at any time."""
+        self.policy = policy
+        self._core: Core = load(start_offset, batches, counters, policy, now_ms=now_ms, chance=chance)
+
+    def __repr__(self) -> str:
+        return f"<SharePartition {self.start_offset}..{self.end_offset} {bytes(self._core.window.states)!r}>"
+
+    # -- what it says --------------------------------------------------------------------------------
+
+    @property
+    def start_offset(self) -> int:
+        """The oldest offset that is not final."""
+        return self._core.window.start
+
+    @property
+    def end_offset(self) -> int:
+        """The first offset that was never handed out."""
+        return self._core.window.end
+
+    @property
+    def next_offset(self) -> int | None:
+        """Where to read what can be handed out next; None while nothing can be."""
+        return acquiring.next_offset(self._core, self.policy)
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        return self._core.timers[0][0] if self._core.timers else None
+
+    @property
+    def locked_count(self) -> int:
+        states = self._core.window.states
+        return states.count(ACQUIRED) + states.count(HANDED)
+
+    @property
+    def open_count(self) -> int:
+        """Records in flight that are not final yet."""
+        return self._core.window.open_count
+
+    @property
+    def has_writes(self) -> bool:
+        return bool(self._core.queued or self._core.launched)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing would be lost if it were forgotten and loaded again."""
+        return not self.has_writes and BUSY.search(self._core.window.states) is None
+
+    # -- what is done to it --------------------------------------------------------------------------
+
+    def acquire(self, member: str, found: Found, appetite: Appetite, *, now_ms: int) -> list[Acquired]:
+        return acquiring.acquire(self._core, member, found, appetite, self.policy, now_ms=now_ms)
+
+    def reserve(self, found: Found, appetite: Appetite) -> bool:
+        """At most once: has to be written before `acquire` hands any of it out. Returns whether there is anything."""
+        return acquiring.reserve(self._core, found, appetite, self.policy)
+
+    def acknowledge(self, member: str, batches: list[Acknowledgement], *, now_ms: int, chance: float) -> bool:
+        """Returns whether a write has to be waited for. Raises ApiError, and then nothing has changed."""
+        return acknowledging.acknowledge(
+            self._core, member, batches, self.policy, now_ms=now_ms, chance=chance
+        )
+
+    def release(self, member: str, *, now_ms: int, chance: float, with_delay: bool) -> bool:
+        """A member has gone, and what it holds is free again. Returns whether something has to be written."""
+        policy = self.policy if with_delay else self.policy._replace(backoff=None)
+        return timing.release(self._core, member, policy, now_ms=now_ms, chance=chance)
+
+    def tick(self, *, now_ms: int, chance: float) -> None:
+        timing.tick(self._core, self.policy, now_ms=now_ms, chance=chance)
+
+    def log_start_moved(self, log_start: int) -> None:
+        """What the log has deleted is waited for no more; what is being written of it is, until it is stored."""
+        window = self._core.window
+        low, high = window.clip(window.start, log_start)
+        waiting = WAITING.search(window.states, low, high)
+        if waiting is not None:
+            log_start = window.start + waiting.start()
+        self._let_go_of(min(log_start, window.end))
+        if log_start > window.end:
+            window.start = log_start  # nothing is left in it
+
+    def _let_go_of(self, offset: int) -> None:
+        core, window = self._core, self._core.window
+        _, high = window.clip(window.start, offset)
+        for held in IN_HANDS.finditer(window.states, 0, high):
+            for place in range(*held.span()):
+                core.members.give_back(window.owners[place], 1)
+                core.counters.unconfirmed += window.states[place] == HANDED
+        window.drop_below(offset)
+
+    def given_up(self) -> None:
+        """It is thrown away: what was handed out at most once will never be confirmed, or handed out at all."""
+        states, counters = self._core.window.states, self._core.counters
+        counters.unconfirmed += states.count(HANDED)
+        counters.withheld += sum(
+            states.count(code) for code in (PAID, PAID | QUEUED, PAID | QUEUED | LAUNCHED)
+        )
+
+    # -- what is stored ------------------------------------------------------------------------------
+
+    def take_write(self) -> Write | None:
+        """None while one is under way, or nothing is to be written."""
+        return None if self._core.launched else writing.take_write(self._core)
+
+    def written(self) -> None:
+        writing.written(self._core)
+
+    def write_failed(self) -> None:
+        writing.write_failed(self._core)

@@ -1,0 +1,232 @@
+"""A share partition as one would write it without caring for speed: an object for each record, a loop for each rule."""
+
+from dataclasses import dataclass, field
+
+from penstock.groups.share_partition import states
+from penstock.groups.share_partition.messages import (
+    ACCEPT,
+    GAP,
+    REJECT,
+    RELEASE,
+    RENEW,
+    Acknowledgement,
+    Appetite,
+    Found,
+)
+from penstock.groups.share_partition.policy import Policy
+from penstock.protocol.errors import ApiError, ErrorCode
+
+
+@dataclass
+class Record:
+    state: int = states.AVAILABLE
+    count: int = 0
+    owner: str | None = None
+    time_ms: int = 0
+    #: The state that it takes when the write is done, and in which write that is.
+    target: int | None = None
+    launched: bool = False
+
+    @property
+    def seen(self) -> int | str:
+        return self.state if self.target is None else f"waiting for {self.target}"
+
+
+@dataclass
+class Naive:
+    start: int
+    records: dict[int, Record] = field(default_factory=dict)
+
+    @classmethod
+    def load(
+        cls, start: int, stored: dict[int, tuple[int, int]], policy: Policy, now_ms: int, chance: float
+    ) -> "Naive":
+        naive = cls(start)
+        for offset in range(start, max(stored, default=start - 1) + 1):
+            state, count = stored.get(offset, (states.AVAILABLE, 0))
+            record = naive.records[offset] = Record(state, count)
+            if state == states.AVAILABLE and count and policy.backoff is not None:
+                record.state = states.DELAYED
+                record.time_ms = now_ms + policy.backoff.delay_ms(count, chance)
+        naive.move_start()
+        return naive
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.records)
+
+    def move_start(self) -> None:
+        while self.records:
+            first = self.records[self.start]
+            if first.target is not None or first.state not in (states.ACKNOWLEDGED, states.ARCHIVED):
+                return
+            del self.records[self.start]
+            self.start += 1
+
+    def room(self, policy: Policy) -> int:
+        final = (states.ACKNOWLEDGED, states.ARCHIVED)
+        locks = sum(1 for r in self.records.values() if r.target is not None or r.state not in final)
+        return min(policy.locks_max - locks, policy.window_max - len(self.records))
+
+    def acquire(
+        self,
+        member: str,
+        found: Found,
+        appetite: Appetite,
+        policy: Policy,
+        now_ms: int,
+        *,
+        reserve: bool = False,
+    ) -> list[tuple[int, int]]:
+        """The offsets handed out, each with its delivery count; or only paid for."""
+        handed: list[tuple[int, int]] = []
+        left, limit_at = appetite.records_max, None
+        for offset in range(found.first_offset, found.next_offset):
+            is_hole = not any(first <= offset < end for first, end in found.spans)
+            if offset >= self.end:
+                if is_hole:
+                    self.records[offset] = Record(states.ARCHIVED)
+                    continue
+                if policy.is_at_most_once and not reserve:
+                    break
+                if limit_at is None or offset >= limit_at:
+                    limit_at = self._new_limit(offset, found, appetite, left, policy)
+                    if limit_at is None:
+                        break
+                self.records[offset] = Record()
+                left -= self._hand(offset, member, policy, now_ms, reserve, handed)
+                continue
+            record = self.records.get(offset)
+            if record is None or record.target is not None:
+                continue
+            if is_hole:
+                if record.state in (states.AVAILABLE, states.DELAYED):
+                    record.state = states.ARCHIVED
+            elif left > 0 and self._is_ready(record, policy, reserve):
+                left -= self._hand(offset, member, policy, now_ms, reserve, handed)
+        self.move_start()
+        return handed
+
+    def _new_limit(
+        self, offset: int, found: Found, appetite: Appetite, left: int, policy: Policy
+    ) -> int | None:
+        """Up to where new records of this span may be taken."""
+        room = self.room(policy)
+        if left <= 0 or room <= 0:
+            return None
+        (span_end,) = (end for first, end in found.spans if first <= offset < end)
+        limit = offset + min(left, room)
+        if limit >= span_end:
+            return span_end
+        return limit if appetite.exact else min(end for end in found.ends if end >= limit)
+
+    def _is_ready(self, record: Record, policy: Policy, reserve: bool) -> bool:
+        if reserve:
+            return record.state == states.AVAILABLE
+        if record.state == states.PAID:
+            return True
+        return record.state == states.AVAILABLE and not policy.is_at_most_once
+
+    def _hand(
+        self,
+        offset: int,
+        member: str,
+        policy: Policy,
+        now_ms: int,
+        reserve: bool,
+        handed: list[tuple[int, int]],
+    ) -> int:
+        record = self.records[offset]
+        if reserve:
+            record.target = states.ARCHIVED if record.count else states.PAID
+            record.count = max(record.count, 1)
+            return 1
+        if record.state == states.PAID:
+            record.state = states.HANDED
+        else:
+            record.state = states.ACQUIRED
+            record.count += 1
+        record.owner, record.time_ms = member, now_ms + policy.lock_ms
+        handed.append((offset, record.count))
+        return 1
+
+    def acknowledge(
+        self, member: str, batches: list[Acknowledgement], policy: Policy, now_ms: int, chance: float
+    ) -> None:
+        said = {
+            offset: types[0 if len(types) == 1 else offset - first]
+            for first, last, types in batches
+            for offset in range(first, last + 1)
+            if offset >= self.start and last >= self.start
+        }
+        if any(offset >= self.end for offset in said):
+            raise ApiError(ErrorCode.invalid_request)
+        for offset in said:
+            record = self.records[offset]
+            held = record.target is None and record.state in (states.ACQUIRED, states.HANDED)
+            if not held or record.owner != member:
+                raise ApiError(ErrorCode.invalid_record_state)
+        if RENEW in said.values() and not policy.may_renew:
+            raise ApiError(ErrorCode.invalid_record_state)
+        for offset, kind in said.items():
+            self._answer(self.records[offset], kind, policy, now_ms, chance)
+        self.move_start()
+
+    def _answer(self, record: Record, kind: int, policy: Policy, now_ms: int, chance: float) -> None:
+        if kind == RENEW:
+            record.time_ms = now_ms + policy.lock_ms
+        elif record.state == states.HANDED:
+            record.state = states.ACKNOWLEDGED
+        elif kind == ACCEPT:
+            record.target = states.ACKNOWLEDGED
+        elif kind == GAP:
+            record.target = states.ARCHIVED
+        elif kind == REJECT:
+            record.target = states.REJECTED if policy.buries else states.ARCHIVED
+        else:
+            assert kind == RELEASE
+            self._let_go(record, policy, now_ms, chance, states.LIMIT)
+
+    def _let_go(self, record: Record, policy: Policy, now_ms: int, chance: float, burial: int) -> None:
+        if record.state == states.HANDED:
+            record.state = states.ACKNOWLEDGED
+        elif policy.is_at_most_once:
+            record.target = states.ARCHIVED
+        elif record.count >= policy.delivery_limit:
+            record.target = burial if policy.buries else states.ARCHIVED
+        elif policy.backoff is not None:
+            record.target = states.DELAYED
+            record.time_ms = now_ms + policy.backoff.delay_ms(record.count, chance)
+        else:
+            record.target = states.AVAILABLE
+
+    def release(self, member: str, policy: Policy, now_ms: int, chance: float) -> None:
+        for record in self.records.values():
+            if self._is_held(record) and record.owner == member:
+                self._let_go(record, policy, now_ms, chance, states.LIMIT)
+        self.move_start()
+
+    def _is_held(self, record: Record) -> bool:
+        return record.target is None and record.state in (states.ACQUIRED, states.HANDED)
+
+    def tick(self, policy: Policy, now_ms: int, chance: float) -> None:
+        for record in self.records.values():
+            if record.time_ms > now_ms:
+                continue
+            if self._is_held(record):
+                self._let_go(record, policy, now_ms, chance, states.EXPIRED)
+            elif record.state == states.DELAYED and record.target is None:
+                record.state = states.AVAILABLE
+        self.move_start()
+
+    def launch(self) -> None:
+        for record in self.records.values():
+            record.launched = record.target is not None
+
+    def settle(self) -> None:
+        for record in self.records.values():
+            if record.launched and record.target is not None:
+                burial = record.target in (states.LIMIT, states.REJECTED, states.EXPIRED)
+                record.state = states.ARCHIVED if burial else record.target
+                record.target, record.launched = None, False
+        self.move_start()
