@@ -103,7 +103,8 @@ class Housekeeping:
 
     async def apply_retention(self, partition: Partition) -> None:
         log, now_ms, end_offset = partition.log, self._node.now_ms(), partition.log.end_offset
-        expired = await self._node.in_thread(log.expired_segments, now_ms, partition.high_watermark)
+        below = min(partition.high_watermark, await self._taken_over(partition))
+        expired = await self._node.in_thread(log.expired_segments, now_ms, below)
         if not expired or partition.is_retired or self._is_being_worked_on(partition):
             return
         files = log.remove_segments(expired, now_ms, end_offset=end_offset)
@@ -119,6 +120,12 @@ class Housekeeping:
         self.unlink_later(files, log.config.file_delete_delay_ms, save_start)
         partition.flush()
         partition.start_moved()
+
+    async def _taken_over(self, partition: Partition) -> int:
+        """Below this offset nothing is held back that the schedule has not taken over."""
+        if not self._node.may_hold_records(partition):
+            return partition.log.end_offset
+        return await self._node.schedule.taken_over(partition)
 
     def _is_being_worked_on(self, partition: Partition) -> bool:
         """Compacted, or cut back in a thread."""
@@ -189,10 +196,11 @@ class Housekeeping:
 
         cleaner = self._the_cleaner()
         while not self._stopping:
+            taken = {p: await self._taken_over(p) for p in self._node.partitions if p.is_compacted}
             logs = {
-                (p.topic, p.index): Cleanable(p.log, p.last_stable.offset, p.high_watermark)
+                (p.topic, p.index): Cleanable(p.log, p.last_stable.offset, p.high_watermark, taken[p])
                 for p in self._node.partitions
-                if p.is_compacted and not self._is_being_cut(p)
+                if p in taken and not self._is_being_cut(p)
             }
             report = await self._node.in_thread(
                 cleaner.clean_filthiest,

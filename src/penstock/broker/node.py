@@ -438,6 +438,10 @@ class Node:
             coordinator.image_changed(delta)
         self._follow_schedule(delta)
 
+    def may_hold_records(self, partition: Partition) -> bool:
+        """Whether records may be in a partition's log that are held back until they are due."""
+        return not partition.is_internal and (partition.is_scheduled or SCHEDULE in self.image.topics)
+
     def _follow_schedule(self, delta: ImageDelta) -> None:
         """A node on which nothing is scheduled never loads it."""
         if "schedule" in self.__dict__ or any(

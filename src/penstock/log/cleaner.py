@@ -32,6 +32,7 @@ class Cleanable(NamedTuple):
     log: Log
     stable_offset: int  # of the last stable offset and the high watermark, the lower one
     high_watermark: int
+    taken_offset: int = 0  # records held back before this have been taken over
 
 
 class Dirt(NamedTuple):
@@ -95,7 +96,7 @@ class Cleaner:
         partition, dirt = choice
         self.busy = partition
         try:
-            return self._clean(partition, logs[partition].log, dirt.dirty, now_ms, is_cancelled)
+            return self._clean(partition, logs[partition], dirt.dirty, now_ms, is_cancelled)
         finally:
             self.busy = None
 
@@ -128,18 +129,19 @@ class Cleaner:
     def _clean(
         self,
         partition: PartitionKey,
-        log: Log,
+        cleanable: Cleanable,
         dirty: DirtyRange,
         now_ms: int,
         is_cancelled: Callable[[], bool],
     ) -> CleaningReport:
-        config, next_dirty, error = log.config, dirty.first_offset, None
+        config, next_dirty, error = cleanable.log.config, dirty.first_offset, None
         compaction = Compaction(
-            log,
+            cleanable.log,
             dirty,
             now_ms=now_ms,
             dedupe_buffer_bytes=self._dedupe_buffer_bytes,
             is_cancelled=is_cancelled,
+            taken_offset=cleanable.taken_offset,
         )
         try:
             next_dirty = compaction.run()
@@ -190,7 +192,7 @@ class Cleaner:
 
 def measure(cleanable: Cleanable, checkpoint: int | None, now_ms: int) -> Dirt:
     """May read a few bytes of each dirty segment's index. Raises OSError."""
-    log, stable_offset, high_watermark = cleanable
+    log, stable_offset, high_watermark, _ = cleanable
     segments = list(log.segments)
     first_offset = log.start_offset if checkpoint is None else checkpoint
     if not log.start_offset <= first_offset <= log.end_offset:

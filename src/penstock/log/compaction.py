@@ -4,6 +4,8 @@ A record stays when it is the newest of its key or lies beyond the map. A tombst
 the first pass that sees it and goes on a later pass, once that time has come; so does the marker of a
 transaction that has no data left. A batch that holds a live producer's last sequence or epoch, or the last
 offset of the pass, stays even when it is empty. Offsets, sequences, epochs, timestamps and codecs are kept.
+Control batches that are no markers hold records back; they go once these are taken over, and until then the batch
+after each of them stays, empty if need be, as it says that they count.
 """
 
 from array import array
@@ -67,12 +69,14 @@ class BatchFilter:
     """Fed every batch of the pass in order."""
 
     __slots__ = (
+        "_after_held",
         "_body_bytes_max",
         "_horizon_ms",
         "_keys",
         "_last_records",
         "_now_ms",
         "_outcomes",
+        "_taken_offset",
         "_unended",
         "_upper_offset",
         "stats",
@@ -88,7 +92,9 @@ class BatchFilter:
         now_ms: int,
         delete_retention_ms: int,
         body_bytes_max: int,
+        taken_offset: int = 0,
     ) -> None:
+        """Records held back before `taken_offset` have been taken over."""
         self._keys = keys
         self._outcomes = outcomes
         self._last_records = last_records
@@ -96,6 +102,8 @@ class BatchFilter:
         self._now_ms = now_ms
         self._horizon_ms = now_ms + delete_retention_ms
         self._body_bytes_max = body_bytes_max
+        self._taken_offset = taken_offset
+        self._after_held = -1  # the offset of the batch that decides on held records
         self._unended: set[int] = set()  # producers with data seen since their last marker
         self.stats = CompactionStats()
 
@@ -121,6 +129,9 @@ class BatchFilter:
 
     def _control(self, header: BatchHeader, batch: BytesLike) -> BytesLike | None:
         if marker_outcome(header, batch) is None:
+            if header.base_offset < self._taken_offset:
+                return self._shell(header)
+            self._after_held = header.last_offset + 1
             return self._unchanged(header, batch)
         self._outcomes.passed(header)
         if header.producer_id in self._unended:
@@ -230,6 +241,8 @@ class BatchFilter:
     def _must_survive(self, header: BatchHeader) -> bool:
         if header.last_offset + 1 == self._upper_offset:
             return True  # or the log would forget how far it had come
+        if header.base_offset == self._after_held:
+            return True
         if header.producer_id == NO_PRODUCER_ID:
             return False
         last = self._last_records.get(header.producer_id)

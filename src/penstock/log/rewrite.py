@@ -61,6 +61,7 @@ class Compaction:
         now_ms: int,
         dedupe_buffer_bytes: int,
         is_cancelled: Callable[[], bool] = lambda: False,
+        taken_offset: int = 0,
     ) -> None:
         assert dirty.upper_offset <= log.active_segment.base_offset, "the active segment is never touched"
         assert dirty.upper_offset <= dirty.stable_offset, "nothing unstable is ever touched"
@@ -80,6 +81,7 @@ class Compaction:
             now_ms=now_ms,
             delete_retention_ms=self._config.delete_retention_ms,
             body_bytes_max=self._config.decoded_bytes_max,
+            taken_offset=taken_offset,
         )
         #: Files that were replaced, to be removed after `file_delete_delay_ms`.
         self.unlink: list[Path] = []

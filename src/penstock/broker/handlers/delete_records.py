@@ -3,7 +3,8 @@
 Live followers must have followed, so that what is deleted stays so whoever leads next. A request that runs out of
 time before they have is told so; for its own readers the records are gone nevertheless. A follower saves its start
 with its checkpoints: one that is killed before, and leads before it has fetched again, shows deleted records again.
-Offset -1 stands for the high watermark. Topics that are only compacted refuse it, and so do internal ones. The
+Records that are held back until they are due are taken over by the schedule first, and are not deleted. Offset -1 stands
+for the high watermark. Topics that are only compacted refuse it, and so do internal ones. The
 files go with the next round of retention.
 """
 
@@ -91,6 +92,8 @@ async def _delete(ctx: RequestContext, topic: str, index: int, offset: int) -> _
         before = partition.high_watermark if offset == _HIGH_WATERMARK else offset
         if not 0 <= before <= partition.high_watermark:
             raise ApiError(ErrorCode.offset_out_of_range)
+        if ctx.node.may_hold_records(partition):
+            await ctx.node.schedule.wait_until_taken_over(partition, before)
         partition.log.delete_records_before(before)
         partition.start_moved()
     except ApiError as error:

@@ -56,15 +56,11 @@ class Mover:
         )
 
     @property
-    def hold_offset(self) -> int | None:
-        """What is at or beyond this offset is still needed here; None while that is not known."""
+    def taken_offset(self) -> int:
+        """What is at or beyond this offset is still needed here; 0 while that is not known."""
         if self._position is None:
-            return None
+            return self.partition.log.end_offset if self._task.done() else 0
         return self.partition.log.end_offset if self._is_idle else self._next
-
-    @property
-    def saved_offset(self) -> int | None:
-        return None if self._position is None else self._position.offset
 
     @property
     def _is_idle(self) -> bool:
@@ -167,9 +163,7 @@ class Mover:
     async def _save(self) -> None:
         """So that the next leader need not look at what this one has passed over."""
         assert self._position is not None
-        offset = self.hold_offset
-        assert offset is not None
-        offset = min(offset, self.partition.last_stable.offset)
+        offset = min(self.taken_offset, self.partition.last_stable.offset)
         if offset > self._position.offset:
             to = Position(self.partition.epoch_at(offset - 1), offset)
             await self._send([Chunk.empty(to)])

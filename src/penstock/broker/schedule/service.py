@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.apis import SCHEDULE as API_KEY
 from penstock.broker.internal_topics import SCHEDULED
 from penstock.broker.schedule.counts import Counts
+from penstock.broker.schedule.hold import Hold
 from penstock.broker.schedule.mover import Mover
 from penstock.broker.schedule.shard_host import ShardHost
-from penstock.broker.schedule.wire import Ask, pack_ask, read_answer
+from penstock.broker.schedule.wire import Ask, What, pack_ask, read_answer
 from penstock.broker.sharded_coordinator import ShardedCoordinator
 from penstock.cluster.delta import ImageDelta
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
@@ -30,6 +32,10 @@ _NO_CLIENT_ID: Final = -1
 _ANSWER_AT: Final = 4
 #: More than a shard takes to say that it is not committed yet.
 _GRACE_S: Final = 1.0
+#: How long a follower goes by what it was told.
+_KNOWN_S: Final = 10.0
+#: How often there is a look at whether a mover has got on.
+_LOOK_S: Final = 0.01
 
 _Key = tuple[str, int]
 
@@ -43,6 +49,8 @@ class Schedule(ShardedCoordinator[Any]):
         self.counts = Counts()
         self._delay_ms_max = node.settings.integer("penstock.schedule.delay.max.ms")
         self._commit_s = node.settings.integer(SCHEDULED.commit_timeout_ms) / 1000
+        self._hold = Hold(node.settings.integer("penstock.schedule.retention.hold.max.ms") / 1000)
+        self._known: dict[_Key, tuple[int, float]] = {}  # of partitions that others lead: offset, until when
         self.hosts: dict[int, ShardHost] = {}
         self.movers: dict[_Key, Mover] = {}
 
@@ -80,6 +88,33 @@ class Schedule(ShardedCoordinator[Any]):
                     self.movers[partition.key].configured()
                 else:
                     self.movers[partition.key] = Mover(self, partition)
+
+    async def taken_over(self, partition: Partition) -> int:
+        """Below this offset nothing is held that has not been taken over; a bounded time is given to do so."""
+        try:
+            offset = await self._taken_offset(partition)
+        except (ApiError, ConnectionError, TimeoutError):
+            offset = 0
+        return self._hold.bounded(partition.key, offset, partition.high_watermark, time.monotonic())
+
+    async def _taken_offset(self, partition: Partition) -> int:
+        if partition.is_leader:
+            mover = self.movers.get(partition.key)
+            return 0 if mover is None else mover.taken_offset
+        known = self._known.get(partition.key)
+        if known is None or time.monotonic() > known[1]:
+            position = await self.ask(Ask(What.POSITION, Source(partition.topic_id, partition.index)))
+            offset = partition.log.end_offset if position is None else position.offset
+            known = self._known[partition.key] = offset, time.monotonic() + _KNOWN_S
+        return known[0]
+
+    async def wait_until_taken_over(self, partition: Partition, offset: int) -> None:
+        """Raises ApiError when it takes too long."""
+        deadline = time.monotonic() + self._commit_s
+        while await self._taken_offset(partition) < offset:
+            if time.monotonic() > deadline:
+                raise ApiError(ErrorCode.request_timed_out, "held records have not been taken over yet")
+            await asyncio.sleep(_LOOK_S)
 
     def close(self) -> None:
         super().close()
