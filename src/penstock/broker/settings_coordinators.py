@@ -80,17 +80,11 @@ TRANSACTIONS: Final = (
         "Let producers have transactions that only they end, because a system outside takes part in them.",
     ),
     _node(
-        "add.partitions.to.txn.retry.backoff.ms",
-        _INT,
-        20,
-        "Rest before the coordinator is asked again to add a partition while the transaction before ends.",
-        1,
-    ),
-    _node(
         "add.partitions.to.txn.retry.backoff.max.ms",
         _INT,
         100,
-        "For how long the coordinator is asked again to do so, before the producer is told to try later.",
+        "How long a coordinator waits for the end of a producer's last transaction before it has the producer ask "
+        "again for the next one.",
         0,
     ),
 )

@@ -449,14 +449,20 @@ async def test_without_keeping_it_the_next_producer_aborts(stage: Stage) -> None
 # Administration
 
 
-async def test_transactions_are_listed_by_state_producer_and_age(stage: Stage) -> None:
+async def test_transactions_are_listed_by_state_producer_age_and_name(stage: Stage) -> None:
     one, two = await stage.producer(NEW, "one"), await stage.producer(NEW, "two")
     assert await one.send("a") is NONE
 
-    async def listed(version: int = 1, **filters: Any) -> tuple[list[tuple[str, str]], Any]:
-        fields = {"state_filters": (), "producer_id_filters": (), "duration_filter": -1} | filters
-        reply = await one.ask(LIST_TRANSACTIONS, version, **fields)
-        assert reply.error_code is NONE
+    async def listed(version: int = 2, **filters: Any) -> tuple[list[tuple[str, str]], Any]:
+        fields = {
+            "state_filters": (),
+            "producer_id_filters": (),
+            "duration_filter": -1,
+            "transactional_id_pattern": None,
+        }
+        reply = await one.ask(LIST_TRANSACTIONS, version, **fields | filters)
+        if reply.error_code is not NONE:
+            return [], reply.error_code
         found = sorted((each.transactional_id, each.transaction_state) for each in reply.transaction_states)
         return found, reply.unknown_state_filters
 
@@ -464,6 +470,9 @@ async def test_transactions_are_listed_by_state_producer_and_age(stage: Stage) -
     assert await listed(0) == (everything, ())
     assert await listed(state_filters=("Ongoing", "Odd")) == ([("one", "Ongoing")], ("Odd",))
     assert await listed(producer_id_filters=(two.producer_id,)) == ([("two", "Empty")], ())
+    assert await listed(transactional_id_pattern="t.o|x") == ([("two", "Empty")], ())
+    assert await listed(transactional_id_pattern="") == (everything, ())
+    assert await listed(transactional_id_pattern="(") == ([], ErrorCode.invalid_regular_expression)
     # As in Apache Kafka, an id without a transaction is older than anything.
     assert await listed(duration_filter=3_600_000) == ([("two", "Empty")], ())
 

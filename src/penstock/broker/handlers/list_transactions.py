@@ -1,4 +1,7 @@
-"""ListTransactions (key 66), v0-1. The transactional ids that this broker coordinates, by state, producer and age."""
+"""ListTransactions (key 66), v0-2. The transactional ids that this broker coordinates.
+
+They are chosen by state and producer id, by age (v1) and by a regular expression in RE2's syntax (v2).
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,24 @@ from penstock.transactions.messages import ListFilters, ListReply
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    filters = ListFilters(
-        frozenset(request.state_filters), frozenset(request.producer_id_filters), request.duration_filter
-    )
     try:
-        replies = await ctx.node.transactions.list_transactions(filters)
+        replies = await ctx.node.transactions.list_transactions(_filters(request))
     except ApiError as error:
         return _response(error.code, [])
     return _response(ErrorCode.none, replies)
+
+
+def _filters(request: Any) -> ListFilters:
+    """Raises ApiError."""
+    filters = ListFilters(
+        frozenset(request.state_filters), frozenset(request.producer_id_filters), request.duration_filter
+    )
+    if not request.transactional_id_pattern:
+        return filters
+    from penstock.groups.consumer.regex import compiled
+
+    match = compiled(request.transactional_id_pattern).fullmatch
+    return filters._replace(matches_id=lambda name: match(name) is not None)
 
 
 def _response(error: ErrorCode, replies: list[ListReply]) -> Any:

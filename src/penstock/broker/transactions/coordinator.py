@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.internal_topics import TRANSACTIONS
@@ -11,6 +12,7 @@ from penstock.broker.transactions.admission import Admission
 from penstock.broker.transactions.markers import MarkerDelivery
 from penstock.broker.transactions.verification import Verification
 from penstock.cluster.names import CONSUMER_OFFSETS
+from penstock.protocol.errors import ErrorCode
 from penstock.transactions.messages import (
     AddReply,
     AddRequest,
@@ -44,6 +46,7 @@ class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
     def __init__(self, node: Node) -> None:
         super().__init__(node, TRANSACTIONS)
         self._settings = transaction_settings(node.settings)
+        self._patience_s = node.settings.integer("add.partitions.to.txn.retry.backoff.max.ms") / 1000
         self._markers = MarkerDelivery(node, self)
         self.verification = Verification(node, self)
         self.admission = Admission(node)
@@ -54,18 +57,20 @@ class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
         return self._node.image.features.get(TRANSACTION_VERSION, 0)
 
     async def init_producer_id(self, request: InitRequest) -> InitReply:
-        reply: InitReply = await self._with_producer_id(
-            request.transactional_id,
-            lambda shard, token, fresh: shard.init_producer_id(
-                request, token, now_ms=self.now_ms(), fresh_producer_id=fresh
-            ),
+        def init(shard: TransactionShard, token: Token, fresh: int | None) -> Work:
+            return shard.init_producer_id(request, token, now_ms=self.now_ms(), fresh_producer_id=fresh)
+
+        reply: InitReply = await self._after_the_last(
+            request.transactional_id, lambda: self._with_producer_id(request.transactional_id, init)
         )
         return reply
 
     async def add_partitions(self, request: AddRequest) -> AddReply:
-        reply: AddReply = await self.write(
-            request.transactional_id,
-            lambda shard, token: shard.add_partitions(request, token, now_ms=self.now_ms()),
+        def add(shard: TransactionShard, token: Token) -> Work:
+            return shard.add_partitions(request, token, now_ms=self.now_ms())
+
+        reply: AddReply = await self._after_the_last(
+            request.transactional_id, lambda: self.write(request.transactional_id, add)
         )
         return reply
 
@@ -76,12 +81,10 @@ class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
         return reply
 
     async def end(self, request: EndRequest) -> EndReply:
-        reply: EndReply = await self._with_producer_id(
-            request.transactional_id,
-            lambda shard, token, fresh: shard.end(
-                request, token, now_ms=self.now_ms(), fresh_producer_id=fresh
-            ),
-        )
+        def end(shard: TransactionShard, token: Token, fresh: int | None) -> Work:
+            return shard.end(request, token, now_ms=self.now_ms(), fresh_producer_id=fresh)
+
+        reply: EndReply = await self._with_producer_id(request.transactional_id, end)
         return reply
 
     async def describe(self, transactional_id: str) -> DescribedTransaction:
@@ -102,6 +105,17 @@ class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
 
     def _led(self, index: int) -> None:
         self._markers.serve(index)
+
+    async def _after_the_last(self, transactional_id: str, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Markers of the last transaction are often still under way: who is patient for a moment need not ask again."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience_s
+        while (reply := await ask()).error is ErrorCode.concurrent_transactions:
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                break
+            await self._markers.ended(transactional_id, left_s)
+        return reply
 
     async def _with_producer_id(self, transactional_id: str, decide: Decide) -> Any:
         """Producer ids are taken when they are needed, since each one taken for nothing is lost."""

@@ -38,6 +38,7 @@ class MarkerDelivery:
         self._coordinator = coordinator
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._outboxes: dict[int, MarkerOutbox] = {}  # by broker
+        self._ending: dict[str, asyncio.Task[None]] = {}  # by transactional id
 
     def serve(self, index: int) -> None:
         """Deliver for this shard for as long as it is led here."""
@@ -67,7 +68,20 @@ class MarkerDelivery:
                 continue
             position = reply.position
             for markers in reply.markers:
-                self._node.spawn(self._deliver(active, markers))
+                self._begin(active, markers)
+
+    def _begin(self, active: ActiveShard[TransactionShard], markers: Markers) -> None:
+        name = markers.transactional_id
+        task = self._ending[name] = self._node.spawn(self._deliver(active, markers))
+        task.add_done_callback(lambda done: self._ending.get(name) is done and self._ending.pop(name))
+
+    async def ended(self, transactional_id: str, timeout_s: float) -> None:
+        """Wait until the transaction that is ending has ended, or for a moment where none is known of."""
+        task = self._ending.get(transactional_id)
+        if task is None:
+            await asyncio.sleep(min(_REST_S, timeout_s))
+        else:
+            await asyncio.wait((task,), timeout=timeout_s)
 
     async def _deliver(self, active: ActiveShard[TransactionShard], markers: Markers) -> None:
         left, rest_s = markers.partitions, _REST_S

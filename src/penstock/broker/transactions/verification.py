@@ -43,29 +43,12 @@ class _Asked(NamedTuple):
 
 class Verification:
     def __init__(self, node: Node, coordinator: TransactionCoordinator) -> None:
-        settings = node.settings
         self._node = node
         self._coordinator = coordinator
-        self._rest_s = settings.integer("add.partitions.to.txn.retry.backoff.ms") / 1000
-        self._patience_s = settings.integer("add.partitions.to.txn.retry.backoff.max.ms") / 1000
         self._questions: dict[int, _Questions] = {}  # by broker
 
     async def ask(self, question: Question, partitions: tuple[TopicPartition, ...]) -> Outcomes:
-        """The coordinator's word on each partition; NETWORK_EXCEPTION where none came.
-
-        The transaction before is often still ending when the first batch of the next one arrives: so one that is to be
-        added is asked for again for a moment.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience_s
-        while True:
-            outcomes = await self._ask_once(question, partitions)
-            is_ending = ErrorCode.concurrent_transactions in outcomes.values()
-            if not (question.adds and is_ending) or loop.time() + self._rest_s > deadline:
-                return outcomes
-            await asyncio.sleep(self._rest_s)
-
-    async def _ask_once(self, question: Question, partitions: tuple[TopicPartition, ...]) -> Outcomes:
+        """The coordinator's word on each partition; NETWORK_EXCEPTION where none came."""
         try:
             broker_id = self._coordinator.leader_of(question.transactional_id)
             if broker_id is None:
