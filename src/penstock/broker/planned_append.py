@@ -2,7 +2,8 @@
 
 Whoever uses this has stored, before, which records go where under which producer id, epoch and sequence. After a crash
 the next one repeats the same plan: the partition recognises the producer's sequence, so the records are there once, for
-every isolation level. A producer has one open plan per partition: the next one starts when the last is known to be done.
+every isolation level. A producer has one open plan per partition: the next one starts when the last is known to be
+done.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ async def append_batch_once(
         try:
             return await _append(node, topic, topic_id, partition, batch, purpose)
         except ApiError as error:
-            if error.code in _FINAL and _is_told_by_one_who_knows(node, topic, partition, error):
+            if error.code in _FINAL and _is_certain(node, topic_id, partition, error):
                 raise
         except (ConnectionError, TimeoutError):
             pass
@@ -92,10 +93,11 @@ async def append_batch_once(
         backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
 
-def _is_told_by_one_who_knows(node: Node, topic: str, partition: int, error: ApiError) -> bool:
+def _is_certain(node: Node, topic_id: UUID, partition: int, error: ApiError) -> bool:
     """A broker that has not heard of a topic yet is no proof that there is none."""
     if error.code in (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id):
-        return node.image.partition(topic, partition) is None
+        topic = node.image.topics_by_id.get(topic_id)
+        return topic is None or partition not in topic.partitions
     return True
 
 

@@ -43,6 +43,6 @@ def _new_topic(node: Node, name: str, source: TopicState) -> NewTopic:
     return NewTopic(
         name=name,
         partitions=len(source.partitions),
-        replication_factor=max(1, min(replicas, len(node.image.active_brokers()))),
+        replication_factor=min(replicas, len(node.image.brokers)),  # those that are down will be back
         configs=((_MAX_BYTES, str(largest + _HEADERS_BYTES_MAX)),),
     )

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from penstock.groups.share_state import records
 from penstock.groups.share_state.burials import BurialView, KeyValue, PartitionBurials
-from penstock.groups.share_state.ranges import Range, tidy
+from penstock.groups.share_state.ranges import Range, cut_before, tidy
 from penstock.groups.share_state.records import Plan, Settled, Snapshot, Update, decode_key, encode_key
 from penstock.groups.share_state.state import PartitionState, as_archived
 from penstock.groups.share_state.values import (
@@ -219,6 +219,9 @@ class ShareStateShard:
         batches: Sequence[Range],
         now_ms: int,
     ) -> KeyValue:
+        if batches and batches[0][0] < write.start_offset:
+            batches = list(batches)
+            cut_before(batches, write.start_offset)
         update = Update(
             state.snapshot_epoch, leader_epoch, write.start_offset, write.delivery_complete_count, batches
         )

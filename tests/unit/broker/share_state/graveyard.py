@@ -103,17 +103,18 @@ async def all_buried(node: Node) -> None:
 
 
 class CrashPoints:
-    """Whoever comes to the chosen one goes no further."""
+    """Who first comes to the chosen one goes no further, or only once something has happened to others."""
 
-    def __init__(self, chosen: int) -> None:
+    def __init__(self, chosen: int, happens: Callable[[], Awaitable[object]] | None = None) -> None:
         self.chosen = chosen
+        self._happens = happens or asyncio.Event().wait
         self.passed: list[str] = []
         self.is_reached = False
 
     async def at(self, name: str) -> None:
-        if len(self.passed) == self.chosen:
+        if len(self.passed) == self.chosen and not self.is_reached:
             self.is_reached = True
-            await asyncio.Event().wait()
+            await self._happens()
         self.passed.append(name)
 
     def around(self, name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -142,8 +143,5 @@ class CrashPoints:
         for name in ("append_once", "read_records", "dead_letter_topic"):
             monkeypatch.setattr(burial_module, name, self.around(name, getattr(burial_module, name)))
 
-
-async def reached_or_buried(node: Node, points: CrashPoints) -> None:
-    burying = asyncio.ensure_future(all_buried(node))
-    await until(lambda: points.is_reached or burying.done())
-    burying.cancel()
+    async def reached_or(self, done: asyncio.Future[Any]) -> None:
+        await until(lambda: self.is_reached or done.done())

@@ -1,5 +1,6 @@
 """Dead letters: all of them, once, with all that is known of them, whatever dies on the way."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,9 @@ async def bury_with_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cho
         node = await started(tmp_path)
         key = await prepare(node, 8)
         await write(node, key, (1, 2, LIMIT, 5), (3, 3, 2, 1), (4, 6, REJECTED, 2))
-        await graveyard.reached_or_buried(node, points)
+        done = asyncio.ensure_future(all_buried(node))
+        await points.reached_or(done)
+        done.cancel()
         archived = {offset: 1 for first, last in ((1, 2), (4, 6)) for offset in range(first, last + 1)}
         assert buried_offsets(node).items() <= archived.items()
         await node.stop(clean=False)

@@ -1,0 +1,179 @@
+"""Share state through its handlers, from other nodes, across restarts, deletions and pruning."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.unit.broker.raw_client import create_topic, delete_topic, until
+from tests.unit.broker.share_state.graveyard import GROUP, TOPIC, all_buried, prepare, started, write
+from tests.unit.broker.share_state.trio import Trio
+
+from penstock.broker.apis import APIS
+from penstock.broker.context import RequestContext
+from penstock.broker.node import Node
+from penstock.broker.share_state import persister as persister_module
+from penstock.broker.share_state.coordinator import coordinator_key
+from penstock.broker.share_state.wire import FORMS, answers_of, questions_of, request_of
+from penstock.groups.share_state.values import (
+    Answer,
+    Delete,
+    Initialize,
+    Key,
+    Question,
+    Read,
+    ShareState,
+    ShareSummary,
+    Summary,
+    Write,
+)
+from penstock.protocol.errors import ApiError, ErrorCode
+
+OTHER_TOPIC = UUID(int=99)
+
+
+async def ask(node: Node, *questions: Question) -> list[Answer]:
+    """As another broker would: in messages of the newest version."""
+    form = FORMS[type(questions[0])]
+    request = request_of(form, questions)
+    assert questions_of(form, request) == list(questions)
+    context = RequestContext(node, form.api_key, APIS[form.api_key].max_version, None, "", "PLAINTEXT")
+    return answers_of(form, await APIS[form.api_key].handler(context, request))
+
+
+async def test_the_five_requests(tmp_path: Path) -> None:
+    node = await started(tmp_path)
+    key = await prepare(node, 1)
+    far, elsewhere = key._replace(partition=7), key._replace(topic_id=OTHER_TOPIC)
+    done = Answer()
+    assert await ask(node, Initialize(key, 0, 0)) == [done]
+    answers = await ask(node, *(Initialize(where, 0, 0) for where in (key, far, elsewhere)))
+    unknown = ErrorCode.unknown_topic_or_partition
+    assert [answer.error for answer in answers] == [ErrorCode.none, unknown, unknown]
+    # Twice in one request: the second is decided on when the first is stored.
+    first, second = Write(key, 0, 1, 0, 2, [(0, 1, 2, 1)]), Write(key, 0, 0, 0, 2, [(2, 2, 2, 1)])
+    assert [answer.error for answer in await ask(node, first, second)] == [
+        ErrorCode.none,
+        ErrorCode.fenced_leader_epoch,
+    ]
+    (answer,) = await ask(node, Read(key, 1))
+    assert answer.state == ShareState(0, 0, ((0, 1, 2, 1),))  # type: ignore[arg-type]
+    assert (await ask(node, Summary(key, -1)))[0].summary == ShareSummary(0, 1, 0, 2)
+    assert await ask(node, Delete(key)) == [done]
+    (answer,) = await ask(node, Read(key, 1))
+    assert answer.error is ErrorCode.invalid_request
+    await node.stop()
+
+
+def test_a_share_partition_is_found_as_kafka_finds_it() -> None:
+    assert coordinator_key(Key("g", UUID(int=0), 3)) == "g:AAAAAAAAAAAAAAAAAAAAAA:3"
+
+
+async def test_state_survives_a_kill_and_fences_as_before(tmp_path: Path) -> None:
+    node = await started(tmp_path)
+    key = await prepare(node, 1)
+    persister = node.share_state.persister
+    await persister.read(*key, 5)
+    options: dict[str, Any] = {"state_epoch": 0, "start_offset": 3, "delivery_complete_count": 2}
+    await persister.write(*key, leader_epoch=5, batches=[(4, 5, 2, 1)], **options)
+    before = await persister.read(*key, 5)
+    await node.stop(clean=False)
+    again = await started(tmp_path)
+    persister = again.share_state.persister
+    with pytest.raises(ApiError) as raised:
+        await persister.write(*key, leader_epoch=4, batches=[(6, 6, 2, 1)], **options)
+    assert raised.value.code is ErrorCode.fenced_leader_epoch
+    assert await persister.read(*key, 5) == before == (0, 3, ((4, 5, 2, 1),))
+    assert (await persister.summary(*key)).delivery_complete_count == 2
+    await again.stop()
+
+
+async def test_state_goes_with_its_topic(tmp_path: Path) -> None:
+    node = await started(tmp_path)
+    await prepare(node, 1)
+    await create_topic(node, "kept")
+    kept = Key(GROUP, node.image.topics["kept"].id, 0)
+    await node.share_state.persister.initialize(*kept, state_epoch=0, start_offset=0)
+    await delete_topic(node, TOPIC)
+    for _ in range(1_000):
+        if await keys_of(node) == [kept]:
+            break
+        await asyncio.sleep(0.003)
+    assert await keys_of(node) == [kept]
+    await node.stop()
+
+
+async def keys_of(node: Node) -> list[Key]:
+    return [key for keys in await node.share_state.read_all(lambda shard: shard.keys()) for key in keys]
+
+
+async def test_a_pruned_log_says_all_that_it_said(tmp_path: Path) -> None:
+    node = await started(tmp_path)
+    key = await prepare(node, 40)
+    await write(node, key, (0, 3, 33, 1))
+    await all_buried(node)
+    for offset in range(4, 30):
+        await write(node, key, (offset, offset, 2 if offset % 3 else 0, 1), start_offset=offset - 3)
+    pruning, partition = node.share_state._pruning, node.partitions.find("__share_group_state", 0)
+    end = partition.log.end_offset
+    assert not await pruning.prune(0), "that little is left alone"
+    assert await pruning.prune(0, records_min=10)
+    assert partition.log.start_offset == end
+    assert not await pruning.prune(0, records_min=1), "it has just been done"
+    before = await node.share_state.read_all(lambda shard: shard.stored())
+    await node.stop()
+    again = await started(tmp_path)
+    await until(lambda: again.share_state.shards())
+    assert await again.share_state.read_all(lambda shard: shard.stored()) == before
+    assert again.partitions.find("__share_group_state", 0).log.start_offset == end
+    await write(again, key, (30, 30, 33, 1))
+    await all_buried(again)
+    assert await again.share_state.read_all(lambda shard: shard.counts()) == [(0, 5, 0)]
+    await again.stop()
+
+
+async def test_any_node_reaches_the_coordinator_and_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trio = Trio(tmp_path)
+    await trio.start()
+    await trio.create_topic(TOPIC, partitions=4)
+    topic_id = trio.any.image.topics[TOPIC].id
+    keys = [Key(GROUP, topic_id, index) for index in range(4)]
+    sent: list[int] = []
+    asked = persister_module.Persister._ask_there
+
+    async def noted(self: Any, leader: int, waiting: list[Any]) -> None:
+        sent.append(len(waiting))
+        await asked(self, leader, waiting)
+
+    monkeypatch.setattr(persister_module.Persister, "_ask_there", noted)
+    await _initialize(trio.any, keys)
+    for round_, node in enumerate(list(trio.nodes.values())):
+        sent.clear()
+        await _write(node, keys, offset=round_)
+        assert len(sent) <= 2, "one request for each of the two coordinators"
+    victim = trio.leader("__share_group_state", 0)
+    assert victim is not None
+    await trio.kill(victim.node_id)
+    await asyncio.gather(*(_write(node, keys, offset=5) for node in trio.nodes.values()))
+    for node in trio.nodes.values():
+        for key in keys:
+            state = await node.share_state.persister.read(*key, 1)
+            assert state.batches == ((0, 2, 2, 1), (5, 5, 2, 1))
+    await trio.stop()
+
+
+async def _initialize(node: Node, keys: list[Key]) -> None:
+    persister = node.share_state.persister
+    await asyncio.gather(*(persister.initialize(*key, state_epoch=0, start_offset=0) for key in keys))
+
+
+async def _write(node: Node, keys: list[Key], offset: int) -> None:
+    options: dict[str, Any] = {"state_epoch": 0, "leader_epoch": 1, "start_offset": -1}
+    options["delivery_complete_count"] = 0
+    persister = node.share_state.persister
+    await asyncio.gather(
+        *(persister.write(*key, batches=[(offset, offset, 2, 1)], **options) for key in keys)
+    )

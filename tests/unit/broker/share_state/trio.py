@@ -1,0 +1,80 @@
+"""Three real nodes in one process, on loopback, each of which can be killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+from tests.unit.broker.raw_client import until
+
+from penstock.broker.node import Node
+from penstock.broker.settings import load_settings
+from penstock.broker.topic_creation import create_topics_in_cluster
+from penstock.cluster.controller.create_topics import NewTopic
+from penstock.protocol.errors import ErrorCode
+
+_FAST = {
+    "controller.quorum.election.timeout.ms": "300",
+    "controller.quorum.fetch.timeout.ms": "600",
+    "broker.session.timeout.ms": "800",
+    "broker.heartbeat.interval.ms": "100",
+    "replica.fetch.wait.max.ms": "50",
+    "replica.lag.time.max.ms": "1500",
+    "share.coordinator.state.topic.num.partitions": "2",
+    "controlled.shutdown.enable": "false",
+}
+
+
+class Trio:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ports = {number: _free_port() for number in (1, 2, 3)}
+        self.nodes: dict[int, Node] = {}
+
+    async def start(self) -> None:
+        await asyncio.gather(*(self.launch(number) for number in self._ports))
+        await until(lambda: all(len(node.image.active_brokers()) == 3 for node in self.nodes.values()))
+
+    async def launch(self, number: int) -> Node:
+        voters = ",".join(f"{other}@127.0.0.1:{port}" for other, port in self._ports.items())
+        given = {
+            **_FAST,
+            "node.id": str(number),
+            "listeners": f"PLAINTEXT://127.0.0.1:{self._ports[number]}",
+            "log.dirs": str(self._folder / str(number)),
+            "controller.quorum.voters": voters,
+        }
+        node = self.nodes[number] = Node(load_settings(given, {}))
+        await node.start()
+        return node
+
+    async def kill(self, number: int) -> None:
+        await self.nodes.pop(number).stop(clean=False)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(node.stop(clean=False) for node in self.nodes.values()))
+
+    @property
+    def any(self) -> Node:
+        return next(iter(self.nodes.values()))
+
+    async def create_topic(self, name: str, partitions: int = 1) -> None:
+        topic = NewTopic(name, partitions, 3, configs=(("min.insync.replicas", "2"),))
+        (result,) = await create_topics_in_cluster(self.any, [topic])
+        assert result.error is ErrorCode.none, result
+        await until(lambda: all(self.leader(name, index) for index in range(partitions)))
+
+    def leader(self, topic: str, index: int = 0) -> Node | None:
+        """The node that leads, by its own word and that of the others."""
+        for node in self.nodes.values():
+            state = self.any.image.partition(topic, index)
+            if state and state.leader == node.node_id and node.partitions.led(topic, index):
+                return node
+        return None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
