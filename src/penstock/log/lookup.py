@@ -77,9 +77,10 @@ def write_indexes(segment: Segment) -> None:
     offsets, times = segment.loaded_indexes
     index_path, time_path = segment.index_files
     try:
+        # The time index comes last: where it is, the others are. Recovery relies on that for the transactions.
+        _write_aborted(segment)
         write_synced(index_path, offsets.encode())
         write_synced(time_path, times.encode())
-        _write_aborted(segment)
     except OSError:
         # The first half of an index could pass for a whole one.
         for path in (index_path, time_path, segment.transaction_index_file):
