@@ -6,6 +6,7 @@ from pathlib import Path
 from penstock.log.config import LogConfig
 from penstock.log.files import FilePool
 from penstock.log.log import Appended, Log
+from penstock.log.transactions import VerificationGuard
 from penstock.protocol.records import (
     BatchHeader,
     EndMarker,
@@ -49,8 +50,16 @@ def open_log(directory: Path, config: LogConfig | None = None, **options: object
     return Log.open(directory, config or LogConfig(), **settings)  # type: ignore[arg-type]
 
 
-def append(log: Log, *values: bytes, epoch: int = 0, now_ms: int = NOW_MS, **options: object) -> Appended:
-    return log.append(batch_of(*values, **options), leader_epoch=epoch, now_ms=now_ms)  # type: ignore[arg-type]
+def append(
+    log: Log,
+    *values: bytes,
+    epoch: int = 0,
+    now_ms: int = NOW_MS,
+    guard: VerificationGuard | None = None,
+    **options: object,
+) -> Appended:
+    batch = batch_of(*values, **options)  # type: ignore[arg-type]
+    return log.append(batch, leader_epoch=epoch, now_ms=now_ms, guard=guard)
 
 
 def fill(log: Log, count: int, size: int = 100, **options: object) -> None:

@@ -84,7 +84,7 @@ def test_the_dirtiest_log_comes_first(tmp_path: Path, cleaner: Cleaner) -> None:
         pass
     for index, rounds in enumerate((1, 9, 3)):
         dirty(logs["table", index].log, rounds=rounds)
-    logs = {partition: cleanable(log) for partition, (log, _, _) in logs.items()}
+    logs = {partition: cleanable(log) for partition, (log, *_) in logs.items()}
     reports = [cleaner.clean_filthiest(logs, now_ms=NOW_MS) for _ in range(4)]
     assert [report and report.partition[1] for report in reports] == [1, 2, 0, None]
 
