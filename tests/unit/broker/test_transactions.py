@@ -27,6 +27,8 @@ from tests.unit.broker.wire_client import WireClient
 from tests.waiting import eventually_async
 
 from penstock.broker.node import Node
+from penstock.broker.partition import Partition
+from penstock.broker.transactions.admission import Writer
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import Record, encode_batch
 
@@ -236,30 +238,46 @@ async def test_a_batch_that_is_verified_while_its_transaction_ends_is_refused(
     assert await stage.everything() == []
 
 
-async def test_nobody_else_waits_while_a_coordinator_is_asked(
+async def test_a_producers_batches_stay_in_order_and_nobody_else_waits(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The first question to the coordinator takes longer than those behind it."""
     producer = await stage.producer(OLD)
     await stage.begin(producer, 0)
-    verification = stage.node.transactions.verification
-    ask, asked, go = verification.ask, asyncio.Event(), asyncio.Event()
+    transactions, partition = stage.node.transactions, stage.node.partitions.led("t", 0)
+    assert partition is not None
+    writer = Writer("tx", producer.producer_id, producer.epoch, OLD.produce)
+    ask, line_up, append = transactions.verification.ask, transactions.admission.line_up, Partition.append
+    asked, go, lined_up, overtakes = asyncio.Event(), asyncio.Event(), [], []
 
-    async def ask_later(*args: Any) -> Any:
-        asked.set()
-        await go.wait()
+    async def ask_first_slowly(*args: Any) -> Any:
+        if not asked.is_set():
+            asked.set()
+            await go.wait()
         return await ask(*args)
 
-    monkeypatch.setattr(verification, "ask", ask_later)
-    first, second = producer.batch("1"), producer.batch("2")
-    twin = TransactionalClient(await stage.client(), "tx", OLD)
-    sending = [asyncio.create_task(producer.send_batch(first))]
-    await asked.wait()
-    sending.append(asyncio.create_task(twin.send_batch(second)))
-    plain = await stage.client()
-    assert await publish(plain, "plain") is NONE
+    def count(*args: Any) -> Any:
+        lined_up.append(args)
+        return line_up(*args)
+
+    def append_and_look(*args: Any) -> Any:
+        appended = append(*args)
+        overtakes.append(not transactions.admission.must_wait(partition, writer))
+        return appended
+
+    monkeypatch.setattr(transactions.verification, "ask", ask_first_slowly)
+    monkeypatch.setattr(transactions.admission, "line_up", count)
+    lines = [TransactionalClient(await stage.client(), "tx", OLD) for _ in range(3)]
+    sending = []
+    for number, line in enumerate(lines):
+        sending.append(asyncio.create_task(line.send_batch(producer.batch(str(number)))))
+        await until(lambda number=number: len(lined_up) > number)  # type: ignore[misc]
+    assert await publish(await stage.client(), "plain") is NONE
+    monkeypatch.setattr(Partition, "append", append_and_look)
     go.set()
-    assert await asyncio.gather(*sending) == [NONE, NONE]
-    assert await stage.everything() == ["plain", "1", "2"], "the producer's own batches stay in order"
+    assert await asyncio.gather(*sending) == [NONE] * 3
+    assert await stage.everything() == ["plain", "0", "1", "2"]
+    assert overtakes == [False] * 3, "one that came now would have overtaken those that wait"
 
 
 async def publish(client: WireClient, value: str, **producer: Any) -> ErrorCode:
