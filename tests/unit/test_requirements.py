@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = [line for line in (ROOT / "docs/requirements.md").read_text().splitlines() if line.startswith("| ")]
 DELIVERED = {
     *(f"L{n}" for n in range(1, 8)),
-    *(f"P{n}" for n in range(1, 6)),
+    *(f"P{n}" for n in range(1, 7)),
     *(f"C{n}" for n in range(1, 5)),
 }
 

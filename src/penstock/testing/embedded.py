@@ -40,6 +40,7 @@ EMBEDDED_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "penstock.flush": "never",
         "penstock.io.threads": "2",
         "penstock.sync.threads": "2",
+        "transaction.state.log.num.partitions": "1",
     }
 )
 
