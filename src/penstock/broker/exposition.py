@@ -94,6 +94,10 @@ async def snapshot(node: Node) -> Iterator[Family]:
             counted = counted.and_also(partition)
         await asyncio.sleep(0)
     families += replication_families(node, counted, followers)
+    if "share_state" in node.__dict__:
+        from penstock.broker.share_state.metrics import dead_letter_families
+
+        families += dead_letter_families(node.share_state.dead_letters)
     groups = await _read_groups(node)
     return chain(families, _partition_families(partitions), _group_families(groups))
 

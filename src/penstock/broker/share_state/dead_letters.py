@@ -37,6 +37,7 @@ class DeadLetters:
         self._node = node
         self._coordinator = coordinator
         self._serving: dict[int, asyncio.Task[None]] = {}
+        self._lives: dict[int, ActiveShard[ShareStateShard]] = {}
         self._breakers: dict[str, Breaker] = {}
         self.buried: Counter[str] = Counter()
         self.lost: Counter[tuple[str, str]] = Counter()  # and by reason
@@ -51,7 +52,7 @@ class DeadLetters:
     async def _serve(self, index: int) -> None:
         while self._node.partitions.led(self._coordinator.topic.name, index) is not None:
             try:
-                active = await self._coordinator.active_shard(index)
+                active = self._lives[index] = await self._coordinator.active_shard(index)
                 await self._serve_life(active)
             except ApiError:
                 # Its life is over, or nothing is committed at present.
@@ -119,8 +120,18 @@ class DeadLetters:
         breaker = self._breakers.get(group)
         return breaker is not None and breaker.is_open
 
-    def open_groups(self) -> list[str]:
-        return [group for group, breaker in self._breakers.items() if breaker.is_open]
+    # -- for metrics ---------------------------------------------------------------------------------
+
+    def open_breakers(self) -> dict[str, bool]:
+        return {group: breaker.is_open for group, breaker in self._breakers.items()}
+
+    def pending(self) -> Counter[str]:
+        """By group, in the shards that are led here."""
+        pending: Counter[str] = Counter()
+        for active in self._lives.values():
+            if not active.is_closed:
+                pending.update(active.shard.pending_by_group())
+        return pending
 
     def _breaker(self, group: str) -> Breaker:
         breaker = self._breakers.get(group)

@@ -389,6 +389,14 @@ class ShareStateShard:
             None if burials is None else burials.view(key, burials.pending_count),
         )
 
+    def pending_by_group(self) -> dict[str, int]:
+        """How many dead letters of each group are to be buried."""
+        pending: dict[str, int] = {}
+        for name, burials in self._burials.items():
+            group = self._keys[name].group
+            pending[group] = pending.get(group, 0) + burials.pending_count
+        return pending
+
     def counts(self) -> tuple[int, int, int]:
         """Dead letters that are pending, buried and lost."""
         all_burials = self._burials.values()

@@ -22,6 +22,7 @@ from tests.unit.broker.share_state.graveyard import (
 )
 
 from penstock.broker.config_changes import alter_in_cluster
+from penstock.broker.exposition import Exposition
 from penstock.broker.node import Node
 from penstock.broker.share_state import burial as burial_module
 from penstock.cluster.controller.alter_configs import (
@@ -88,18 +89,18 @@ async def test_a_write_that_comes_again_buries_nothing_twice(tmp_path: Path) -> 
 
 
 async def bury_with_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: int) -> CrashPoints:
-    """Five dead letters in two plans; the node is killed at the chosen step, and started again."""
+    """Six dead letters in two plans; the node is killed at the chosen step, and started again."""
     points = CrashPoints(chosen)
     with monkeypatch.context() as patch:
         patch.setattr(burial_module, "_PLAN_MAX", 3)
         points.install(patch)
         node = await started(tmp_path)
         key = await prepare(node, 8)
-        await write(node, key, (1, 2, LIMIT, 5), (3, 3, 2, 1), (4, 6, REJECTED, 2))
+        await write(node, key, (0, 0, 2, 1), (1, 3, LIMIT, 5), (4, 6, REJECTED, 2))
         done = asyncio.ensure_future(all_buried(node))
         await points.reached_or(done)
         done.cancel()
-        archived = {offset: 1 for first, last in ((1, 2), (4, 6)) for offset in range(first, last + 1)}
+        archived = dict.fromkeys(range(1, 7), 1)
         assert buried_offsets(node).items() <= archived.items()
         await node.stop(clean=False)
     again = await started(tmp_path)
@@ -230,6 +231,14 @@ async def test_the_breaker_holds_back_and_lets_go(tmp_path: Path) -> None:
     await until(lambda: letters.is_open(GROUP) and buried_offsets(node))
     assert letters.held_back == {GROUP: 1}
     await until_pending(node, 49)  # one is always let through at first
+    text = (await Exposition(node).scrape()).decode()
+    for line in (
+        f'penstock_dead_letters_total{{group="{GROUP}"}} 1.0',
+        f'penstock_dead_letters_pending{{group="{GROUP}"}} 49.0',
+        f'penstock_dead_letter_breaker_open{{group="{GROUP}"}} 1.0',
+        f'penstock_dead_letter_breaker_opened_total{{group="{GROUP}"}} 1.0',
+    ):
+        assert line in text
     state = await node.share_state.persister.read(*key, 0)
     assert [batch[:3] for batch in state.batches] == [(0, 49, ARCHIVED)]
     await set_group(node, penstock_share_dlq_rate_max="-1")
