@@ -5,7 +5,7 @@ that refuses all of them would do.
 """
 
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import UnionType
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin
 
@@ -19,7 +19,8 @@ METADATA: Final = 3
 #: The array of a request that an array of the answer speaks of, first match first.
 _COUNTERPARTS: Final = {
     "coordinators": ("coordinator_keys",),
-    "groups": ("groups",),
+    "groups": ("groups", "group_ids"),
+    "markers": ("markers",),
     "members": ("members",),
     "partition_responses": ("partition_data",),
     "partition_result": ("partitions",),
@@ -27,7 +28,12 @@ _COUNTERPARTS: Final = {
     "replica_election_results": ("topic_partitions",),
     "responses": ("topic_data", "topics", "topic_names", "resources"),
     "results": ("topics", "resources", "groups_names"),
+    "results_by_partition": ("partitions",),
+    "results_by_topic_v3_and_below": ("v3_and_below_topics",),
+    "results_by_transaction": ("transactions",),
+    "topic_results": ("topics",),
     "topics": ("topics",),
+    "transaction_states": ("transactional_ids",),
 }
 _TOPIC_NAMES: Final = ("name", "topic")
 _PARTITION_NAMES: Final = ("partition_index", "index", "partition", "partition_id")
@@ -39,6 +45,7 @@ _IDENTITIES: Final[dict[str, tuple[str, ...]]] = {
         name: (name,)
         for name in ("topic_id", "group_id", "key", "member_id", "group_instance_id", "resource_type")
     },
+    **{name: (name,) for name in ("transactional_id", "producer_id")},
     "resource_name": ("resource_name",),
 }
 #: Here the error at the top means something else (the fetch session; the whole cluster), and clients that see
@@ -52,6 +59,7 @@ _EMPTY: Final[dict[str, Any]] = {
     "float64": 0.0,
     "timedelta_i32": timedelta(0),
     "timedelta_i64": timedelta(0),
+    "datetime_i64": datetime(1970, 1, 1, tzinfo=UTC),
 }
 
 
