@@ -177,8 +177,9 @@ def test_nothing_is_loaded_by_who_may_not_wait(tmp_path: Path) -> None:
     assert log.aborted_in(0, 4, nowait=True) == ((2, 1), (1, 0))
 
 
+@pytest.mark.parametrize("has_snapshots", [True, False])
 @pytest.mark.parametrize("damage", ["cut", "emptied of sense", "gone"])
-def test_a_damaged_index_is_made_anew(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_index_is_made_anew(tmp_path: Path, damage: str, has_snapshots: bool) -> None:
     log = open_log(tmp_path / "t-0")
     begin(log, 7)
     log.roll(NOW_MS)
@@ -196,12 +197,16 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path, damage: str) -> None:
             path.write_bytes(bytes(len(path.read_bytes())))
         case "gone":
             path.unlink()
+    for snapshot in () if has_snapshots else (tmp_path / "t-0").glob("*.snapshot"):
+        snapshot.unlink()
     assert log.aborted_in(0, log.end_offset) == expected == ((2, 2), (1, 1), (7, 0))
 
 
 def test_truncation_takes_back_what_was_aborted(tmp_path: Path) -> None:
     log = open_log(tmp_path / "t-0")
     aborted_twice(log)
+    log.roll(NOW_MS)
+    flush(log)
     log.truncate_to(3, NOW_MS)
     assert log.producers.first_open_offset == 0
     assert log.aborted_in(0, 3) == ((2, 1),)
