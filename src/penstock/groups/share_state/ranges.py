@@ -36,17 +36,25 @@ def _combined(ranges: Sequence[Range]) -> list[Range]:
 
 def merge_into(ranges: list[Range], new: Sequence[Range]) -> None:
     """Both tidy. Touches only what lies where the new ones are."""
-    if not new:
-        return
-    if not ranges or ranges[-1][1] < new[0][0] - 1:
+    if not ranges:
         ranges.extend(new)
         return
+    behind = bisect_left(new, (ranges[-1][1] + 1,))
+    if behind:
+        _merge_among(ranges, new[:behind] if behind < len(new) else new)
+    if behind < len(new):
+        # Most of what comes is about offsets that nobody has heard of yet.
+        _put(ranges, new[behind])
+        ranges.extend(new[behind + 1 :])
+
+
+def _merge_among(ranges: list[Range], new: Sequence[Range]) -> None:
     # From the last one that begins before, which may reach into the new ones, to the first that begins behind.
     low = max(bisect_left(ranges, (new[0][0],)) - 1, 0)
     high = bisect_left(ranges, (new[-1][1] + 2,))
     if high - low > _SPARSE * len(new) and len(new) > 1:
         for one in new:
-            merge_into(ranges, (one,))
+            _merge_among(ranges, (one,))
     else:
         ranges[low:high] = overlay(ranges[low:high], new)
 
