@@ -146,20 +146,19 @@ class Burial:
         self, view: BurialView, plan: Plan, topic: TopicState, records: dict[int, Record]
     ) -> list[Record]:
         config = effective_group_settings(self._node, self._key.group)
-        known, now_ms = fates(view.pending), self._node.now_ms()
+        now_ms = self._node.now_ms()
         return [
             dead_letter(
                 self._key,
                 topic.name,
                 offset,
-                known[offset],
+                fate,
                 records.get(offset),
                 now_ms=now_ms,
                 copies_record=config.dead_letter_copies_record,
                 without="gone from the source",
             )
-            for first, last in plan.offsets
-            for offset in range(first, last + 1)
+            for offset, fate in fates(view.pending, plan.offsets)
         ]
 
     async def _append(self, plan: Plan, letters: Sequence[Record]) -> None:
@@ -190,12 +189,12 @@ class Burial:
     async def _bury_without_record(
         self, view: BurialView, plan: Plan, topic: TopicState, error: ApiError
     ) -> None:
-        offset = plan.offsets[0][0]
+        ((offset, fate),) = fates(view.pending, plan.offsets)
         letter = dead_letter(
             self._key,
             topic.name,
             offset,
-            fates(view.pending)[offset],
+            fate,
             None,
             now_ms=self._node.now_ms(),
             without=f"refused: {error.code.name}",

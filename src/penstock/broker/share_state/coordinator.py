@@ -28,6 +28,8 @@ logger = logging.getLogger("penstock.share")
 
 #: Share partitions whose places are remembered; working one out takes as long as a small write.
 _PLACES_MAX: Final = 100_000
+#: Strings are stored with a length of 16 bits.
+_GROUP_BYTES_MAX: Final = 32_767
 
 
 def coordinator_key(key: Key) -> str:
@@ -133,8 +135,10 @@ class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
 
     def _flaw(self, key: Key) -> Answer | None:
         """What is wrong with a share partition, whatever its state is."""
-        if not key.group:
-            return Answer(ErrorCode.invalid_request, "The group id cannot be empty.")
+        if not key.group or len(key.group.encode()) > _GROUP_BYTES_MAX:
+            return Answer(
+                ErrorCode.invalid_request, "The group id cannot be empty, nor longer than can be stored."
+            )
         if key.topic_id is None:
             return Answer(ErrorCode.invalid_request, "The topic id cannot be null.")
         if key.partition < 0:

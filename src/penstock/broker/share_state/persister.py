@@ -143,16 +143,16 @@ class Persister:
         here: list[Waiting] = []
         there: dict[tuple[int, type, str], list[Waiting]] = {}
         for one in waiting:
-            question, answered = one
+            question = one[0]
             try:
                 leader = self._coordinator.leader_of_place(self._coordinator.place_of(question.key))
             except ApiError as error:
-                answered.set_result(Answer(error.code, error.message))
+                _give([one], [Answer(error.code, error.message)])
                 continue
             if leader == self._node.node_id:
                 here.append(one)
             elif leader is None:
-                answered.set_result(Answer(ErrorCode.coordinator_not_available))
+                _give([one], [Answer(ErrorCode.coordinator_not_available)])
             else:
                 there.setdefault((leader, type(question), question.key.group), []).append(one)
         if here:

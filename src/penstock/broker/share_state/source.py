@@ -54,6 +54,8 @@ async def read_records(node: Node, topic: TopicState, index: int, wanted: Sequen
         return Found({}, piece.start_offset, min(piece.start_offset, last + 1))
     max_bytes = node.settings.integer("penstock.decompress.max.bytes")
     found, seen_upto = await node.in_thread(_pick, piece.data, wanted, max_bytes)
+    if seen_upto <= offset:
+        raise ApiError(ErrorCode.corrupt_message, f"no whole batch at {offset} of {topic.name}-{index}")
     return Found(found, piece.start_offset, seen_upto)
 
 

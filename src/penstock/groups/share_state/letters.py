@@ -3,7 +3,7 @@
 The headers that KIP-1191 names are `__dlq.errors.*`; ours begin with `penstock.dlq.`. All values are text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from penstock.groups.share_state.ranges import Range
@@ -58,8 +58,14 @@ def dead_letter(
     return Record(offset, now_ms, record.key, record.value, (*record.headers, *headers))
 
 
-def fates(pending: Sequence[Range]) -> dict[int, tuple[int, int]]:
-    """Of every offset, its reason and delivery count."""
-    return {
-        offset: (reason, count) for first, last, reason, count in pending for offset in range(first, last + 1)
-    }
+def fates(
+    pending: Sequence[Range], offsets: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Each of these offsets with its reason and delivery count. Both are sorted, and all of them are pending."""
+    place = 0
+    for first, last in offsets:
+        for offset in range(first, last + 1):
+            while pending[place][1] < offset:
+                place += 1
+            _, _, reason, count = pending[place]
+            yield offset, (reason, count)

@@ -259,6 +259,8 @@ class ShareStateShard:
     def _initialize(self, question: Initialize, stored: list[KeyValue], now_ms: int) -> Answer:
         name = _name(question.key)
         state = self._states.get(name)
+        if question.start_offset < UNSET:
+            return _INVALID_START
         if state is not None and UNSET != question.state_epoch <= state.state_epoch:
             # What comes again must not take back what was done since.
             is_repeated = question.state_epoch == state.state_epoch
@@ -426,4 +428,5 @@ _INVALID_WRITE: Final = Answer(
 _INVALID_READ: Final = Answer(
     ErrorCode.invalid_request, "Read operation on uninitialized share partition not allowed."
 )
+_INVALID_START: Final = Answer(ErrorCode.invalid_request, "a start offset that cannot be")
 _INVALID_BATCHES: Final = Answer(ErrorCode.invalid_request, "state batches that cannot be")

@@ -51,6 +51,17 @@ async def test_the_five_requests(tmp_path: Path) -> None:
     answers = await ask(node, *(Initialize(where, 0, 0) for where in (key, far, elsewhere)))
     unknown = ErrorCode.unknown_topic_or_partition
     assert [answer.error for answer in answers] == [ErrorCode.none, unknown, unknown]
+    # What cannot be stored, or cannot be at all, is refused and hurts nobody.
+    for question in (
+        Initialize(key._replace(group="ü" * 20_000), 0, 0),
+        Initialize(key._replace(partition=-1), 0, 0),
+        Initialize(key, 1, -5),
+        Write(key, 0, 1, 0, 0, [(5, 4, 2, 1)]),
+        Write(key, 0, 1, 0, 0, [(5, 5, 7, 1)]),
+        Write(key, 0, 1, 0, 0, [(-5, 5, 2, 1)]),
+        Write(key, 0, 1, 0, 0, [(5, 5, 2, -1)]),
+    ):
+        assert (await ask(node, question))[0].error is ErrorCode.invalid_request
     # Twice in one request: the second is decided on when the first is stored.
     first, second = Write(key, 0, 1, 0, 2, [(0, 1, 2, 1)]), Write(key, 0, 0, 0, 2, [(2, 2, 2, 1)])
     assert [answer.error for answer in await ask(node, first, second)] == [
