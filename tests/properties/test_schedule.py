@@ -195,7 +195,9 @@ class World:
         while True:
             state = self.shard.sources[SOURCE]
             released = state.mark if state.plan is None else state.plan.upto
+            self.shard.reserve(SOURCE, self.now_ms)
             due = [due for due in self._next(released, 3) if due.due_ms <= self.now_ms]
+            yield
             if not due and done is None:
                 return
             plan = None
@@ -254,6 +256,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("produce"), st.lists(st.integers(-50, 200), min_size=1, max_size=8)),
     st.tuples(st.just("move"), st.none() | st.integers(1, 6)),
     st.tuples(st.just("release"), st.none() | st.integers(1, 9)),
+    st.tuples(st.just("both"), st.lists(st.booleans(), max_size=30)),
     st.tuples(st.just("crash"), st.booleans()),
     st.tuples(st.just("wait"), st.integers(-30, 120)),
     st.tuples(st.just("compact"), st.none()),
@@ -274,6 +277,11 @@ def test_each_record_comes_once_and_not_before_its_time(actions: list[tuple[str,
                 world.crash(keeps_tail)
             case "compact", _:
                 world.compact()
+            case "both", list(turns):
+                works = world.move(), world.release()
+                for is_move in turns:
+                    next(works[is_move], None)
+                world.crash(keeps_tail=len(turns) % 2 == 0)
             case _, steps:
                 work = world.move() if name == "move" else world.release()
                 for _ in (
@@ -284,9 +292,8 @@ def test_each_record_comes_once_and_not_before_its_time(actions: list[tuple[str,
                     world.crash(keeps_tail=steps % 2 == 0)  # in the middle of it
         _check(world)
     world.now_ms += 1000
-    for work in (world.move(), world.release()):
-        for _ in work:
-            pass
+    _finish(world.move())
+    _finish(world.release())
     _check(world)
     assert sorted(name for name, _ in world.target) == sorted(world.due_of), "none is lost"
     world.compact()
@@ -303,13 +310,36 @@ def _check(world: World) -> None:
 def test_what_is_held_comes_in_the_order_of_its_times(delays_ms: list[int]) -> None:
     world = World()
     world.produce(delays_ms)
-    for _ in world.move():
-        pass
+    _finish(world.move())
     for _ in range(12):
         world.now_ms += 10
-        for _ in world.release():
-            pass
+        _finish(world.release())
     dues = [world.due_of[name] for name, _ in world.target]
     assert dues == sorted(dues)
     assert len(dues) == len(delays_ms)
     assert all(at_ms <= world.due_of[name] + 10 for name, at_ms in world.target), "nor late"
+
+
+def test_what_arrives_late_while_others_are_released_is_not_passed_over() -> None:
+    """Every order of the steps of a mover and of a release, and a crash after each of them."""
+    for order in range(2**8):
+        for crashes_after in (3, 5, 8):
+            world = World()
+            world.produce([5, 10, 15, 20])
+            _finish(world.move())
+            world.now_ms += 30
+            world.produce([-40, -25, 1])
+            works = world.move(), world.release()
+            for turn in range(crashes_after):
+                next(works[order >> turn & 1], None)
+            world.crash(keeps_tail=bool(order & 1))
+            world.now_ms += 30
+            _finish(world.move())
+            _finish(world.release())
+            _check(world)
+            assert len(world.target) == 7, f"order {order:08b}, crash after {crashes_after}"
+
+
+def _finish(work: Iterator[None]) -> None:
+    for _ in work:
+        pass

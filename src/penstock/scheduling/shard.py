@@ -39,6 +39,7 @@ class ScheduleShard:
     def __init__(self, index: Index) -> None:
         self.sources: dict[Source, SourceState] = {}
         self._index = index
+        self._reserved_ms: dict[Source, int] = {}
 
     def __repr__(self) -> str:
         return f"<ScheduleShard of {len(self.sources)} sources, {self.held_count} held>"
@@ -50,6 +51,10 @@ class ScheduleShard:
     def position(self, source: Source) -> Position | None:
         state = self.sources.get(source)
         return None if state is None else state.position
+
+    def reserve(self, source: Source, upto_ms: int) -> None:
+        """A plan for what is due up to this time is being made: what arrives meanwhile is not in it, and comes later."""
+        self._reserved_ms[source] = upto_ms
 
     # -- operations: they return records to be appended as one batch, at `offset` where that matters -----------
 
@@ -64,8 +69,9 @@ class ScheduleShard:
         state = self.sources.get(source)
         if state is None or state.position != expected:
             return []
+        floor_ms = max(state.floor_ms, self._reserved_ms.get(source, -1))
         records: list[KeyValue] = [
-            (group_key(source, offset + place), pack_group(state.floor_ms, block))
+            (group_key(source, offset + place), pack_group(floor_ms, block))
             for place, block in enumerate(chunk.blocks)
         ]
         moved = state._replace(position=chunk.position, moved_count=state.moved_count + chunk.record_count)
@@ -79,6 +85,7 @@ class ScheduleShard:
         `finished` are the offsets of groups of which nothing is held any more. With `is_repeat` the open plan is not
         done: nothing of it is in the log, and the next one replaces it.
         """
+        self._reserved_ms.pop(source, None)
         state = self.sources[source]
         if state.plan is not None and not is_repeat:
             released_count = state.released_count + state.plan.record_count

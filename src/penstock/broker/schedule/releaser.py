@@ -172,7 +172,7 @@ class Releaser:
         while host.is_current:
             state = host.shard.sources[source]
             released = state.mark if state.plan is None else state.plan.upto
-            release = await self._next(index, released, line)
+            release = await self._next(source, index, released, line)
             if release is None and done is None:
                 return
             plan = None if release is None else await self._plan(release, line)
@@ -182,9 +182,10 @@ class Releaser:
                 return
             done = await self._append(source, topic, release, line)
 
-    async def _next(self, index: SourceIndex, released: Due, line: _Line) -> Release | None:
+    async def _next(self, source: Source, index: SourceIndex, released: Due, line: _Line) -> Release | None:
         """What is due now, as far as it fits into one batch."""
         now_ms, arrived, log = self._node.now_ms(), index.taken_in(), self._host.partition.log
+        self._host.shard.reserve(source, now_ms)
 
         def gathered() -> tuple[Release | None, int | None]:
             dues, first_ms = index.next_dues(arrived, released, now_ms, line.records_max)
