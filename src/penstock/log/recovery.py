@@ -201,9 +201,9 @@ def _recover(
 ) -> tuple[SegmentList, int]:
     """Check every batch from the recovery point's segment on; cut at the first that does not hold."""
     first = segments.slot_of(recovery_point)
-    # One that was rolled right at the recovery point may not have been indexed any more.
-    while first > 0 and not segments.items[first - 1].index_files[1].exists():
-        first -= 1
+    if first > 0 and segments.items[first].base_offset == recovery_point:
+        # The one before was rolled right there, and may not have been indexed any more.
+        first -= not segments.items[first - 1].index_files[1].exists()
     expected = segments.items[first].base_offset
     marked: list[Segment] = []
     for slot in range(first, len(segments)):
