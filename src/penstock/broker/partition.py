@@ -191,26 +191,20 @@ class Partition:
     @property
     def last_stable(self) -> LogPosition:
         """Where read_committed ends: before the oldest transaction that is open, or whose end is not committed."""
-        transactions = self.log.producers.transactions
-        high = self.high
-        if not transactions.is_unstable:
-            return high
-        unstable = transactions.first_unstable_offset(high.offset)
-        if unstable is None or unstable >= high.offset:
-            return high
-        # Retention may have taken the beginning of a transaction that never ends.
-        offset = max(unstable, self.log.start_offset)
+        offset = self.last_stable_offset
+        if offset == self.high.offset:
+            return self.high
         if self._unstable.offset != offset:
             self._unstable = self.log.position_of(offset)
         return self._unstable
 
     @property
     def last_stable_offset(self) -> int:
-        """As `last_stable`, for who does not read there."""
         transactions, high_watermark = self.log.producers.transactions, self.high.offset
         if not transactions.is_unstable:
             return high_watermark
         unstable = transactions.first_unstable_offset(high_watermark)
+        # Retention may have taken the beginning of a transaction that never ends.
         return (
             high_watermark if unstable is None else min(high_watermark, max(unstable, self.log.start_offset))
         )
@@ -322,18 +316,12 @@ class Partition:
         """What the leader says is committed, as far as it is durable here. For a follower only."""
         if self.role is Role.FOLLOWER and offset > self.high.offset:
             self.high = self._bounded(offset)
-            self._settle_transactions()
+            self.log.producers.transactions.settle(self.high.offset)
 
     def truncated(self) -> None:
         """The log was cut back, or begun anew further on."""
         self.high = self._bounded(self.high.offset)
         self._unstable = _NOWHERE
-
-    def _settle_transactions(self) -> None:
-        """Ended ones are remembered until their markers are committed."""
-        transactions = self.log.producers.transactions
-        if transactions.has_ended:
-            transactions.settle(self.high.offset)
 
     def _bounded(self, offset: int) -> LogPosition:
         end = self.log.end
@@ -487,7 +475,7 @@ class Partition:
         if to.offset <= before.offset:
             return
         self.high = to
-        self._settle_transactions()
+        self.log.producers.transactions.settle(to.offset)
         if self._commit_waiters and self._commit_waiters[0][0] < to.offset:
             self._release(to.offset)
         if self.followers:

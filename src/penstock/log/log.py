@@ -1,11 +1,10 @@
 """One partition on disk. Appends belong to the event loop; reads may come from any thread meanwhile."""
 
-import logging
 import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from errno import ENOENT, ENOSPC
+from errno import ENOSPC
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -16,7 +15,6 @@ from penstock.log.aborted import Aborted, AbortedIndex
 from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.files import FilePool
 from penstock.log.flush import FlushState, FlushTicket, Rolled
-from penstock.log.index import DamagedIndex
 from penstock.log.names import DELETED, SNAPSHOT, offset_file
 from penstock.log.positions import Appended, LogPosition, Slice, TimestampMatch
 from penstock.log.producers import trace_of
@@ -43,8 +41,6 @@ __all__ = ("Appended", "Log", "LogPosition", "SegmentsChanged", "Slice", "Timest
 _STAMP: Final = struct.Struct(">qii")
 
 Found = TypeVar("Found")
-
-_logger = logging.getLogger("penstock.log")
 
 
 class SegmentsChanged(Exception):
@@ -318,30 +314,13 @@ class Log:
         Complete for offsets below the last stable one. Raises ApiError; with `nowait`, BlockingIOError when an index
         would have to be loaded.
         """
-        return self._looked_up(partial(self._aborted_in, start_offset, upto_offset, nowait))
-
-    def _aborted_in(self, start_offset: int, upto_offset: int, nowait: bool) -> tuple[Aborted, ...]:
-        segments = self._reader.segments
-        found: list[Aborted] = []
-        # A marker may lie segments away from the data that it ends.
-        for segment in segments.items[segments.slot_of(start_offset) :]:
-            if not segment.has_aborted:
-                continue
-            if nowait and segment.aborted is None:
-                raise BlockingIOError
-            if self.aborted_index(segment).collect(start_offset, upto_offset, found):
-                break
-        return tuple(found)
+        return self._looked_up(
+            partial(self._reader.aborted_in, start_offset, upto_offset, nowait, self.start_offset)
+        )
 
     def aborted_index(self, segment: Segment) -> AbortedIndex:
-        """Blocking, where it is not loaded: made anew from the log when the file does not hold."""
-        try:
-            return lookup.aborted_index(segment, self.files)
-        except DamagedIndex as error:
-            if segment.retired or segment.is_deleted:
-                raise FileNotFoundError(ENOENT, "the segment has left its log", str(segment.path)) from None
-            _logger.warning("index rebuilt", extra={"file": str(segment.path), "reason": str(error)})
-        return replay.reindex_aborted(self._reader.segments, [segment], self.files, self.start_offset)[0]
+        """Blocking, where it is not loaded. Raises OSError."""
+        return self._reader.aborted_index(segment, self.start_offset)
 
     def position_of(self, offset: int) -> LogPosition:
         """Where the batch that holds an offset starts; the end of the log for an offset beyond it."""

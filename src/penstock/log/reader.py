@@ -1,11 +1,16 @@
 """Reading slices of whole batches in constant work: an index search or a remembered place, a short walk."""
 
+import logging
+from errno import ENOENT
 from functools import partial
 from typing import Final
 
+from penstock.log.aborted import Aborted, AbortedIndex
 from penstock.log.files import FilePool
-from penstock.log.lookup import offset_index, reindex
+from penstock.log.index import DamagedIndex
+from penstock.log.lookup import aborted_index, offset_index, reindex
 from penstock.log.positions import LogPosition, Slice
+from penstock.log.replay import reindex_aborted
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
 from penstock.log.walk import NEAR_BYTES, walk
@@ -14,6 +19,8 @@ from penstock.protocol.records import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTE
 
 #: Positions remembered for sequential readers; one more and they all start over with an index search.
 HINTS_MAX: Final = 64
+
+_logger = logging.getLogger("penstock.log")
 
 Hints = dict[int, tuple[Segment, int]]
 Place = tuple[Segment, int]
@@ -74,6 +81,31 @@ class Reader:
             if position is not None:
                 return segment, position
         return None
+
+    def aborted_in(
+        self, start_offset: int, upto_offset: int, nowait: bool, log_start_offset: int
+    ) -> tuple[Aborted, ...]:
+        """Aborted transactions with data between two offsets: a marker may lie segments away from its data."""
+        segments = self.segments
+        found: list[Aborted] = []
+        for segment in segments.items[segments.slot_of(start_offset) :]:
+            if not segment.has_aborted:
+                continue
+            if nowait and segment.aborted is None:
+                raise BlockingIOError
+            if self.aborted_index(segment, log_start_offset).collect(start_offset, upto_offset, found):
+                break
+        return tuple(found)
+
+    def aborted_index(self, segment: Segment, log_start_offset: int) -> AbortedIndex:
+        """Made anew from the log when the file does not hold."""
+        try:
+            return aborted_index(segment, self.files)
+        except DamagedIndex as error:
+            if segment.retired or segment.is_deleted:
+                raise FileNotFoundError(ENOENT, "the segment has left its log", str(segment.path)) from None
+            _logger.warning("index rebuilt", extra={"file": str(segment.path), "reason": str(error)})
+        return reindex_aborted(self.segments, [segment], self.files, log_start_offset)[0]
 
     def _find_in(self, segment: Segment, offset: int, nowait: bool) -> int | None:
         if offset <= segment.base_offset:

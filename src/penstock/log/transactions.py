@@ -50,11 +50,6 @@ class Transactions:
         return bool(self._open or self._ended)
 
     @property
-    def has_ended(self) -> bool:
-        """There are some for `settle` to forget."""
-        return bool(self._ended)
-
-    @property
     def first_open_offset(self) -> int | None:
         return next(iter(self._open.values()), None)
 
