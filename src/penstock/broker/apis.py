@@ -9,6 +9,8 @@ from typing import Any, Final, NamedTuple
 
 PRODUCE: Final = 0
 FETCH: Final = 1
+SHARE_FETCH: Final = 78
+SHARE_ACKNOWLEDGE: Final = 79
 API_VERSIONS: Final = 18
 
 
@@ -89,6 +91,8 @@ APIS: Final = {
         Api(73, "assign_replicas_to_dirs", 0, 0, while_starting=True),
         Api(74, "list_config_resources", 0, 1),
         Api(75, "describe_topic_partitions", 0, 0),
+        Api(SHARE_FETCH, "share_fetch", 1, 2, broker_only=True),
+        Api(SHARE_ACKNOWLEDGE, "share_acknowledge", 1, 2, broker_only=True),
         Api(80, "add_raft_voter", 0, 1, relay=True, while_starting=True),
         Api(81, "remove_raft_voter", 0, 0, relay=True, while_starting=True),
         Api(82, "update_raft_voter", 0, 0, relay=True, while_starting=True),

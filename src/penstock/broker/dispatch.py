@@ -9,7 +9,17 @@ from collections.abc import Awaitable, Callable, Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.apis import API_VERSIONS, APIS, FETCH, PRIVATE_APIS, PRODUCE, SCHEDULE, Api
+from penstock.broker.apis import (
+    API_VERSIONS,
+    APIS,
+    FETCH,
+    PRIVATE_APIS,
+    PRODUCE,
+    SCHEDULE,
+    SHARE_ACKNOWLEDGE,
+    SHARE_FETCH,
+    Api,
+)
 from penstock.broker.connection import Connection, Reply, Slot
 from penstock.broker.context import RequestContext
 from penstock.broker.routes import HEADER_BYTES, encode, route, skip_header_tags
@@ -21,7 +31,7 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 #: The first version of each hand-packed request whose header is flexible.
-_HOT_FLEXIBLE_FROM = {PRODUCE: 9, FETCH: 12, SCHEDULE: 1}
+_HOT_FLEXIBLE_FROM = {PRODUCE: 9, FETCH: 12, SCHEDULE: 1, SHARE_FETCH: 0, SHARE_ACKNOWLEDGE: 0}
 _WHILE_STARTING = {key: api for key, api in APIS.items() if api.while_starting}
 
 HotHandler = Callable[[RequestContext, Connection, memoryview, int, int], Reply | Slot]

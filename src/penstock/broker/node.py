@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from penstock.broker.peers import Peers
     from penstock.broker.schedule.service import Schedule
     from penstock.broker.sharded_coordinator import ShardedCoordinator
+    from penstock.broker.share.table import SharePartitions
     from penstock.broker.share_state.coordinator import ShareStateCoordinator
     from penstock.broker.transactions.coordinator import TransactionCoordinator
     from penstock.log.log import Log
@@ -364,6 +365,13 @@ class Node:
         return ShareStateCoordinator(self)
 
     @cached_property
+    def share(self) -> SharePartitions:
+        """Made with the first share session."""
+        from penstock.broker.share.table import SharePartitions
+
+        return SharePartitions(self)
+
+    @cached_property
     def schedule(self) -> Schedule:
         """Made with the first partition that has a schedule, or leads a part of it."""
         from penstock.broker.schedule.service import Schedule
@@ -436,6 +444,8 @@ class Node:
                 self._coordinator(name)
         for coordinator in self._coordinators():
             coordinator.image_changed(delta)
+        if "share" in self.__dict__:
+            self.share.image_changed(delta)
         self._follow_schedule(delta)
 
     def may_hold_records(self, partition: Partition) -> bool:

@@ -1,0 +1,80 @@
+"""ShareAcknowledge (key 79), v1-2: what a member says of records it holds, without asking for more.
+
+Hand packed. Answered when it is stored. Never opens a session (epoch 0 is refused); -1 closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.broker.connection import Connection, Reply, Slot
+from penstock.broker.context import RequestContext
+from penstock.broker.group_settings import effective_group_settings
+from penstock.broker.share.acknowledgements import Acknowledgements, all_stored
+from penstock.broker.share.sessions import FINAL_EPOCH, check_names
+from penstock.broker.topology import LeaderHints
+from penstock.protocol.errors import ApiError
+from penstock.protocol.share import (
+    AcknowledgedPartition,
+    ShareAcknowledgeRequest,
+    encode_share_acknowledge,
+    parse_share_acknowledge,
+)
+
+
+def handle(
+    ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
+) -> Reply | Slot:
+    request = parse_share_acknowledge(frame, position, ctx.version)
+    shares = ctx.node.share
+    try:
+        group, member = check_names(request.group, request.member)
+        session = shares.sessions.acknowledge(group, member, request.session_epoch)
+    except ApiError as error:
+        ctx.node.metrics.count_error("share_acknowledge", error.code.name)
+        return encode_share_acknowledge(
+            ctx.version, correlation_id, error=error.code.value, message=error.message
+        )
+    said = Acknowledgements(shares, group, member, request.topics, may_renew=request.is_renewal)
+    released = shares.close_session(session) if request.session_epoch == FINAL_EPOCH else []
+    if not said.is_waiting and not released:
+        return _reply(ctx, request, correlation_id, said)
+    slot = connection.defer(ctx.api_key)
+    ctx.node.spawn(_reply_later(ctx, connection, slot, request, correlation_id, said, released))
+    return slot
+
+
+async def _reply_later(
+    ctx: RequestContext,
+    connection: Connection,
+    slot: Slot,
+    request: ShareAcknowledgeRequest,
+    correlation_id: int,
+    said: Acknowledgements,
+    released: list[asyncio.Future[None]],
+) -> None:
+    try:
+        await said.stored()
+        await all_stored(released)
+        connection.fulfil(slot, _reply(ctx, request, correlation_id, said))
+    except Exception:
+        ctx.node.server.failed(connection)
+
+
+def _reply(
+    ctx: RequestContext, request: ShareAcknowledgeRequest, correlation_id: int, said: Acknowledgements
+) -> bytes:
+    assert request.group is not None
+    hints = LeaderHints(ctx.node, ctx.listener, by_id=True)
+    topics: dict[bytes, list[AcknowledgedPartition]] = {}
+    for (topic_id, index), (error, message) in said.outcomes.items():
+        leader = hints.leader(topic_id, index, error)
+        row = AcknowledgedPartition(index, error.value, message, leader)
+        topics.setdefault(topic_id, []).append(row)
+    return encode_share_acknowledge(
+        ctx.version,
+        correlation_id,
+        lock_ms=effective_group_settings(ctx.node, request.group).share_record_lock_duration_ms,
+        topics=topics.items(),
+        endpoints=tuple(hints.endpoints.values()),
+    )

@@ -1,0 +1,152 @@
+"""ShareFetch (key 78), v1-2: acknowledgements first, then records for a member of a share group.
+
+Hand packed. The answer leaves when the acknowledgements are stored and there are records, or max_wait is over. Epoch 0
+opens a session and carries no acknowledgements; -1 closes it, and frees what the member holds. Renewals (v2) come
+without a fetch. Who is a member is the group coordinator's affair: as in Apache Kafka it is not asked here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from penstock.broker.connection import Connection, Reply, Slot
+from penstock.broker.context import RequestContext
+from penstock.broker.group_settings import effective_group_settings
+from penstock.broker.share.acknowledgements import Acknowledgements, Outcome, all_stored
+from penstock.broker.share.fetching import Cold, Portion, ShareFetching
+from penstock.broker.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, Place, ShareSession, check_names
+from penstock.broker.topology import LeaderHints
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.share import (
+    FetchedPartition,
+    ShareFetchRequest,
+    encode_share_fetch,
+    parse_share_fetch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+
+def handle(
+    ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
+) -> Reply | Slot:
+    request = parse_share_fetch(frame, position, ctx.version)
+    try:
+        group, member = check_names(request.group, request.member)
+        _check_renewal(request)
+        session = ctx.node.share.sessions.fetch(request, group, member, ctx.connection)
+    except ApiError as error:
+        ctx.node.metrics.count_error("share_fetch", error.code.name)
+        refusal = encode_share_fetch(correlation_id, error=error.code.value, message=error.message)
+        if error.code is ErrorCode.share_session_limit_reached:
+            # It would try again at once.
+            return _later(ctx, connection, asyncio.sleep(request.max_wait_ms / 1000, refusal))
+        return refusal
+    answer = _Answer(ctx, request, correlation_id, session)
+    return answer.reply() if answer.is_ready else _later(ctx, connection, answer.reply_later())
+
+
+def _later(ctx: RequestContext, connection: Connection, reply: Coroutine[Any, Any, Reply]) -> Slot:
+    slot = connection.defer(ctx.api_key)
+    task = ctx.node.spawn(_fulfil(ctx, connection, slot, reply))
+    slot.on_lost = task.cancel
+    return slot
+
+
+async def _fulfil(
+    ctx: RequestContext, connection: Connection, slot: Slot, reply: Coroutine[Any, Any, Reply]
+) -> None:
+    try:
+        connection.fulfil(slot, await reply)
+    except asyncio.CancelledError:
+        raise
+    except Exception:
+        ctx.node.server.failed(connection)
+
+
+def _check_renewal(request: ShareFetchRequest) -> None:
+    asks = request.max_bytes or request.min_bytes or request.max_records or request.max_wait_ms
+    if request.is_renewal and asks:
+        raise ApiError(ErrorCode.invalid_request, "renewals come without a fetch")
+
+
+class _Answer:
+    """Whatever can be done at once is done when it is made."""
+
+    def __init__(
+        self, ctx: RequestContext, request: ShareFetchRequest, correlation_id: int, session: ShareSession
+    ) -> None:
+        self._ctx = ctx
+        self._request = request
+        self._correlation_id = correlation_id
+        self._session = session
+        shares = ctx.node.share
+        self._said = Acknowledgements(
+            shares, session.group, session.member, request.topics, may_renew=request.is_renewal
+        )
+        self._fetching: ShareFetching | None = None
+        self._released: list[asyncio.Future[None]] = []
+        self._is_fetched = True
+        if request.session_epoch == FINAL_EPOCH:
+            self._released = shares.close_session(session)
+        elif not request.is_renewal and session.places:
+            self._fetching = ShareFetching(shares, session.group, session.member, request, session.rotated())
+            self._is_fetched = self._try(self._fetching)
+
+    @staticmethod
+    def _try(fetching: ShareFetching) -> bool:
+        try:
+            return fetching.collect()
+        except Cold:
+            return False
+
+    @property
+    def is_ready(self) -> bool:
+        return self._is_fetched and not self._released and not self._said.is_waiting
+
+    async def reply_later(self) -> Reply:
+        if self._fetching is not None and not self._is_fetched:
+            await self._fetching.run()
+        await self._said.stored()
+        await all_stored(self._released)
+        return self.reply()
+
+    def reply(self) -> Reply:
+        node, session = self._ctx.node, self._session
+        portions = {} if self._fetching is None else self._fetching.checked()
+        places: dict[Place, None] = dict.fromkeys((*self._said.outcomes, *portions))
+        if self._request.session_epoch == INITIAL_EPOCH:
+            places |= session.places
+        hints = LeaderHints(node, self._ctx.listener, by_id=True)
+        topics: dict[bytes, list[FetchedPartition]] = {}
+        for place in places:
+            row = _row(place, self._said.outcomes.get(place), portions.get(place), hints)
+            topics.setdefault(place[0], []).append(row)
+        return encode_share_fetch(
+            self._correlation_id,
+            lock_ms=effective_group_settings(node, session.group).share_record_lock_duration_ms,
+            topics=topics.items(),
+            endpoints=tuple(hints.endpoints.values()),
+        )
+
+
+def _row(
+    place: Place, outcome: Outcome | None, portion: Portion | None, hints: LeaderHints
+) -> FetchedPartition:
+    said = outcome or Outcome()
+    error = None if portion is None else portion.error
+    code = ErrorCode.none if error is None else error.code
+    leader = hints.leader(*place, code) or hints.leader(*place, said.error)
+    return FetchedPartition(
+        place[1],
+        code.value,
+        None if error is None else error.message,
+        said.error.value,
+        said.message,
+        leader,
+        () if portion is None else portion.records,
+        () if portion is None else portion.acquired,
+    )

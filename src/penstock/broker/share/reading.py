@@ -1,0 +1,90 @@
+"""Reading the log for a share group: whole batches, told apart by their headers only."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.groups.share_partition.messages import Acquired, Found
+from penstock.protocol.compression import BytesLike
+from penstock.protocol.records import CONTROL, HEADER_BYTES, LENGTH_OVERHEAD_BYTES, TRANSACTIONAL
+
+if TYPE_CHECKING:
+    from penstock.log.positions import Slice
+
+#: base offset, length, attributes, last offset delta, producer id
+_HEADER: Final = struct.Struct(">qi9xhi16xq")
+
+
+class Read(NamedTuple):
+    """`starts` are the places of the batches in the data, and the end of the data."""
+
+    data: BytesLike
+    found: Found
+    starts: Sequence[int]
+
+
+def examine(offset: int, piece: Slice, aborted: Sequence[tuple[int, int]] = ()) -> Read:
+    """What has been read from an offset on; batches of `aborted` transactions have nothing to hand out."""
+    data, position, size = piece.data, 0, len(piece.data)
+    spans: list[tuple[int, int]] = []
+    ends: list[int] = []
+    starts: list[int] = []
+    skips = _Aborted(aborted) if aborted else None
+    first = end = -1
+    while position + HEADER_BYTES <= size:
+        base, length, attributes, delta, producer_id = _HEADER.unpack_from(data, position)
+        starts.append(position)
+        after = base + delta + 1
+        ends.append(after)
+        is_left_out = attributes & CONTROL or (skips is not None and skips.has(base, attributes, producer_id))
+        if skips is not None and attributes & CONTROL:
+            skips.ended(producer_id)
+        if not is_left_out:
+            if base != end:
+                if end >= 0:
+                    spans.append((first, end))
+                first = base
+            end = after
+        position += length + LENGTH_OVERHEAD_BYTES
+    if end >= 0:
+        spans.append((first, end))
+    starts.append(position)
+    next_offset = ends[-1] if ends else offset
+    return Read(data, Found(offset, next_offset, spans, ends), starts)
+
+
+class _Aborted:
+    """Walks along with the batches, as every client that reads committed records does."""
+
+    def __init__(self, aborted: Sequence[tuple[int, int]]) -> None:
+        self._coming = sorted(aborted, key=lambda one: one[1], reverse=True)
+        self._open: set[int] = set()
+
+    def has(self, base_offset: int, attributes: int, producer_id: int) -> bool:
+        while self._coming and self._coming[-1][1] <= base_offset:
+            self._open.add(self._coming.pop()[0])
+        return bool(attributes & TRANSACTIONAL) and producer_id in self._open
+
+    def ended(self, producer_id: int) -> None:
+        self._open.discard(producer_id)
+
+
+def pieces_for(read: Read, acquired: Sequence[Acquired]) -> list[BytesLike]:
+    """The batches that hold acquired records, and no others."""
+    ends, starts = read.found.ends, read.starts
+    view: memoryview | None = None
+    pieces: list[tuple[int, int]] = []
+    for first_offset, last_offset, _ in acquired:
+        first = bisect_left(ends, first_offset + 1)
+        after = bisect_left(ends, last_offset + 1, first) + 1
+        if pieces and first <= pieces[-1][1]:
+            pieces[-1] = (pieces[-1][0], max(after, pieces[-1][1]))
+        else:
+            pieces.append((first, after))
+    if pieces == [(0, len(ends))] and starts[-1] == len(read.data):
+        return [read.data]
+    view = memoryview(read.data)
+    return [view[starts[first] : starts[after]] for first, after in pieces]

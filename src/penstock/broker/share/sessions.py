@@ -1,0 +1,159 @@
+"""Share sessions (KIP-932): what a member reads here, and in which order its requests come.
+
+A session belongs to the connection that opened it: when that goes, what the member holds is free again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.share import ShareFetchRequest
+
+if TYPE_CHECKING:
+    from penstock.broker.connection import Connection
+
+#: Ends the session.
+FINAL_EPOCH: Final = -1
+#: Begins one.
+INITIAL_EPOCH: Final = 0
+_EPOCH_MAX: Final = 2**31 - 1
+_MEMBER_CHARACTERS_MAX: Final = 36
+
+#: raw topic id, partition
+Place = tuple[bytes, int]
+
+
+class ShareSession:
+    __slots__ = ("connection", "epoch", "group", "member", "places")
+
+    def __init__(self, group: str, member: str, connection: Connection | None) -> None:
+        self.group, self.member = group, member
+        self.connection = connection
+        self.epoch = 1
+        self.places: dict[Place, None] = {}
+
+    def next_epoch(self) -> None:
+        self.epoch = 1 if self.epoch == _EPOCH_MAX else self.epoch + 1
+
+    def update(self, request: ShareFetchRequest) -> None:
+        for topic_id, partitions in request.topics:
+            for index, _ in partitions:
+                self.places[topic_id, index] = None
+        for topic_id, indexes in request.forgotten:
+            for index in indexes:
+                self.places.pop((topic_id, index), None)
+
+    def rotated(self) -> Sequence[Place]:
+        """Each request begins with another partition, so that a full answer starves none."""
+        places = list(self.places)
+        turn = self.epoch % len(places) if places else 0
+        return places[turn:] + places[:turn]
+
+
+def check_names(group: str | None, member: str | None) -> tuple[str, str]:
+    """Raises ApiError."""
+    if group is None:
+        raise ApiError(ErrorCode.invalid_request, "Invalid group id in the request.")
+    if not member or len(member) > _MEMBER_CHARACTERS_MAX:
+        raise ApiError(ErrorCode.invalid_request, "Invalid member id in the request.")
+    return group, member
+
+
+class ShareSessions:
+    def __init__(self, sessions_max: int, on_lost: Callable[[ShareSession], None]) -> None:
+        self._sessions_max = sessions_max
+        self._on_lost = on_lost
+        self._sessions: dict[tuple[str, str], ShareSession] = {}
+        self._by_connection: dict[Connection, dict[tuple[str, str], ShareSession]] = {}
+        self._by_group: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def has_group(self, group: str) -> bool:
+        return group in self._by_group
+
+    def fetch(
+        self, request: ShareFetchRequest, group: str, member: str, connection: Connection | None
+    ) -> ShareSession:
+        """The session of a request, moved on by it. Raises ApiError."""
+        if request.session_epoch == FINAL_EPOCH:
+            return self._found(group, member)
+        if request.session_epoch != INITIAL_EPOCH:
+            session = self._expected(group, member, request.session_epoch)
+            session.update(request)
+            session.next_epoch()
+            return session
+        if any(batches for _, partitions in request.topics for _, batches in partitions):
+            # It is said of records that were acquired in another session, which may have lost them.
+            raise ApiError(ErrorCode.invalid_request, "acknowledgements on a new session")
+        session = self._open(group, member, connection)
+        session.update(request)
+        return session
+
+    def acknowledge(self, group: str, member: str, epoch: int) -> ShareSession:
+        """Raises ApiError."""
+        if epoch == INITIAL_EPOCH:
+            raise ApiError(ErrorCode.invalid_share_session_epoch)
+        if epoch == FINAL_EPOCH:
+            return self._found(group, member)
+        session = self._expected(group, member, epoch)
+        session.next_epoch()
+        return session
+
+    def close(self, session: ShareSession) -> None:
+        key = (session.group, session.member)
+        if self._sessions.get(key) is not session:
+            return
+        del self._sessions[key]
+        self._by_group[session.group] -= 1
+        if not self._by_group[session.group]:
+            del self._by_group[session.group]
+        if session.connection is not None:
+            self._by_connection.get(session.connection, {}).pop(key, None)
+
+    def _found(self, group: str, member: str) -> ShareSession:
+        session = self._sessions.get((group, member))
+        if session is None:
+            raise ApiError(ErrorCode.share_session_not_found)
+        return session
+
+    def _expected(self, group: str, member: str, epoch: int) -> ShareSession:
+        session = self._found(group, member)
+        if session.epoch != epoch:
+            raise ApiError(ErrorCode.invalid_share_session_epoch)
+        return session
+
+    def _open(self, group: str, member: str, connection: Connection | None) -> ShareSession:
+        """In the place of another one of this member, whose locks stay as they are."""
+        before = self._sessions.get((group, member))
+        if before is not None:
+            self.close(before)
+        if len(self._sessions) >= self._sessions_max:
+            raise ApiError(ErrorCode.share_session_limit_reached)
+        session = self._sessions[group, member] = ShareSession(group, member, connection)
+        self._by_group[group] = self._by_group.get(group, 0) + 1
+        if connection is not None:
+            self._watch(connection)[group, member] = session
+        return session
+
+    def _watch(self, connection: Connection) -> dict[tuple[str, str], ShareSession]:
+        sessions = self._by_connection.get(connection)
+        if sessions is None:
+            sessions = self._by_connection[connection] = {}
+            before = connection.on_lost
+
+            def lost() -> None:
+                if before is not None:
+                    before()
+                self._lost(connection)
+
+            connection.on_lost = lost
+        return sessions
+
+    def _lost(self, connection: Connection) -> None:
+        for session in list(self._by_connection.pop(connection, {}).values()):
+            self.close(session)
+            self._on_lost(session)
