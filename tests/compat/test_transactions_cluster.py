@@ -1,14 +1,19 @@
 """Transactions on three nodes: a coordinator that dies with a transaction open, or with one that is prepared."""
 
 import random
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.describe_transactions.v0 import request as describe
+from kio.schema.end_txn.v5 import request as end_txn
 from kio.schema.find_coordinator.v4 import request as find
+from kio.schema.init_producer_id.v5 import request as init
+from kio.schema.produce.v12 import request as produce
 from tests.clusters import ClusterProcesses, NodeProcess
 from tests.compat import confluent
 from tests.compat.message import values
@@ -16,6 +21,8 @@ from tests.compat.test_transactions_confluent import end, send
 from tests.waiting import eventually
 
 from penstock.cli.wire import ask
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.records import TRANSACTIONAL, Record, encode_batch
 
 SETTINGS = {
     "offsets.topic.num.partitions": "1",
@@ -221,3 +228,54 @@ def aborted(producer: Producer, transactional: Callable[..., Producer]) -> Produ
             raise
         return transactional()
     return producer
+
+
+def test_leaders_add_their_partitions_for_producers_of_the_newer_protocol(
+    cluster: ClusterProcesses, admin: AdminClient, name: str, unique: Callable[[str], str]
+) -> None:
+    """No Python client speaks it (Produce v12, EndTxn v5; KIP-890): request by request, with three leaders."""
+    eventually(lambda: all_in_sync(admin), what="everyone in sync")
+    topic = create(admin, unique("orders"), [1, 2, 3], [2, 3, 1], [3, 1, 2])
+    at = coordinator(cluster, name).direct_address
+    begun = ask(
+        at, init.InitProducerIdRequest(transactional_id=name, transaction_timeout=timedelta(minutes=1))
+    )
+    assert begun.error_code is ErrorCode.none
+    producer_id, epoch = begun.producer_id, begun.producer_epoch
+    for commits in (True, False, True):
+        for index in range(3):
+            eventually(lambda: leads(admin, topic, index) == index + 1, what="the leaders")  # noqa: B023
+            batch = encode_batch(
+                [Record(0, int(time.time() * 1000), None, b"%d" % epoch)],
+                attributes=TRANSACTIONAL,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=0,
+            )
+            request = produce_request(name, topic, index, bytes(batch))
+            reply = ask(cluster.nodes[index + 1].direct_address, request)
+            assert reply.responses[0].partition_responses[0].error_code is ErrorCode.none
+        ended = ask(
+            at,
+            end_txn.EndTxnRequest(
+                transactional_id=name, producer_id=producer_id, producer_epoch=epoch, committed=commits
+            ),
+        )
+        assert (ended.error_code, ended.producer_epoch) == (ErrorCode.none, epoch + 1)
+        producer_id, epoch = ended.producer_id, ended.producer_epoch
+    found = committed(cluster, topic, 6, partitions=3)
+    assert sorted(int(value or b"") for value in found) == [epoch - 3] * 3 + [epoch - 1] * 3
+
+
+def produce_request(name: str, topic: str, index: int, batch: bytes) -> Any:
+    data = produce.PartitionProduceData(index=index, records=batch)
+    return produce.ProduceRequest(
+        transactional_id=name,
+        acks=-1,
+        timeout=timedelta(seconds=30),
+        topic_data=(produce.TopicProduceData(name=topic, partition_data=(data,)),),
+    )
+
+
+def leads(admin: AdminClient, topic: str, index: int) -> int:
+    return int(admin.list_topics(topic, timeout=10).topics[topic].partitions[index].leader)

@@ -93,10 +93,10 @@ def test_what_is_consumed_and_what_is_produced_are_committed_together(
     copy(reader, producer, source, target, 4, commit=True)
     copy(reader, producer, source, target, 3, commit=False)
     place = TopicPartition(source, 0)
-    assert reader.committed(place) == 4
+    eventually(lambda: reader.committed(place) == 4, what="the first offset")
     reader.seek(place, 4)
     copy(reader, producer, source, target, 6, commit=True)
-    assert reader.committed(place) == 10
+    eventually(lambda: reader.committed(place) == 10, what="the last offset")
     assert read_all(bootstrap, target, committed=True) == [b"%d" % number for number in range(10)]
 
 
