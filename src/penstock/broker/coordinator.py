@@ -109,4 +109,6 @@ def group_settings(settings: Settings) -> GroupSettings:
         consumer_size_max=settings.integer("group.consumer.max.size"),
         consumer_assignors=settings.strings("group.consumer.assignors"),
         consumer_migration_policy=settings.string("group.consumer.migration.policy"),
+        share_session_timeout_ms=settings.integer("group.share.session.timeout.ms"),
+        share_size_max=settings.integer("group.share.max.size"),
     )

@@ -16,6 +16,7 @@ GROUP_METADATA: Final = 2
 CLASSIC_KEYS: Final = (GROUP_METADATA,)
 #: What is behind these is told in the room of their kind.
 CONSUMER_KEYS: Final = (3, 4, 5, 6, 7, 8, 16)
+SHARE_KEYS: Final = (10, 11, 12, 13, 14, 15)
 #: The version we write; see schemas.py.
 _VALUE_VERSION: Final = 3
 

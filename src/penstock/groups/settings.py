@@ -20,3 +20,5 @@ class GroupSettings:
     consumer_size_max: int = 2**31 - 1  # group.consumer.max.size
     consumer_assignors: tuple[str, ...] = ("uniform", "range")  # group.consumer.assignors
     consumer_migration_policy: str = "bidirectional"  # group.consumer.migration.policy
+    share_session_timeout_ms: int = 45_000  # group.share.session.timeout.ms, unless a group has its own
+    share_size_max: int = 200  # group.share.max.size

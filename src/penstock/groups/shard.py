@@ -32,6 +32,7 @@ from penstock.groups.records import (
     CLASSIC_KEYS,
     CONSUMER_KEYS,
     OFFSET_KEYS,
+    SHARE_KEYS,
     CommittedOffset,
     GroupRecord,
     OffsetRecord,
@@ -357,4 +358,8 @@ def _replay_of(number: int) -> Replay | None:
         from penstock.groups.consumer.replay import replay
 
         return replay
+    if number in SHARE_KEYS:
+        from penstock.groups.share.replay import replay as replay_share
+
+        return replay_share
     return None

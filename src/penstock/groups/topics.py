@@ -15,6 +15,10 @@ class Topic(NamedTuple):
     def partition_count(self) -> int:
         return len(self.racks)
 
+    @property
+    def every_partition(self) -> frozenset[int]:
+        return frozenset(range(len(self.racks)))
+
 
 class Topics(Protocol):
     """The topics of the cluster as they are during one operation."""

@@ -56,13 +56,13 @@ def encode(record: Record) -> KeyValue:
         key: Any = schemas.GroupKey(group_id=record.group_id)
     else:
         key = schemas.NamedKey(group_id=record.group_id, name=record.name)
-    value = None if record.value is None else _write(_VERSION, _ENTITIES[kind](record.value))
-    return _write(_INT16.pack(kind), key), value
+    value = None if record.value is None else write_entity(_VERSION, _ENTITIES[kind](record.value))
+    return write_entity(_INT16.pack(kind), key), value
 
 
 def decode(key: bytes, value: bytes | None) -> Record:
     kind = Kind(key_type(key))
-    parsed = _read(schemas.GroupKey if kind in _OF_GROUP else schemas.NamedKey, key)
+    parsed = read_entity(schemas.GroupKey if kind in _OF_GROUP else schemas.NamedKey, key)
     name = "" if kind in _OF_GROUP else parsed.name
     return Record(kind, parsed.group_id, name, None if value is None else _decode_value(kind, value))
 
@@ -73,7 +73,7 @@ def _decode_value(kind: Kind, value: bytes) -> Any:
     if not value.startswith(_VERSION):
         raise UnknownVersion(f"{kind.name} record of version {key_type(value)}")
     schema, parse = _PARSERS[kind]
-    return parse(_read(schema, value))
+    return parse(read_entity(schema, value))
 
 
 @cache
@@ -86,7 +86,7 @@ def _reader(schema: Any) -> Any:
     return entity_reader(schema)
 
 
-def _write(prefix: bytes, entity: Any) -> bytes:
+def write_entity(prefix: bytes, entity: Any) -> bytes:
     buffer = BytesIO()
     buffer.write(prefix)
     schema: Any = type(entity)
@@ -94,7 +94,7 @@ def _write(prefix: bytes, entity: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _read(schema: Any, data: bytes) -> Any:
+def read_entity(schema: Any, data: bytes) -> Any:
     entity, _ = _reader(schema)(data, _INT16.size)
     return entity
 
@@ -135,7 +135,7 @@ def _target_epoch_entity(epoch: int) -> Any:
     return schemas.TargetEpochValue(assignment_epoch=epoch)
 
 
-def _partitions(value: Assignment) -> tuple[Any, ...]:
+def partition_parts(value: Assignment) -> tuple[Any, ...]:
     return tuple(
         schemas.TopicPartitionsPart(topic_id=topic_id, partitions=tuple(sorted(partitions)))
         for topic_id, partitions in value.items()
@@ -143,7 +143,7 @@ def _partitions(value: Assignment) -> tuple[Any, ...]:
 
 
 def _target_entity(value: Assignment) -> Any:
-    return schemas.TargetValue(topic_partitions=_partitions(value))
+    return schemas.TargetValue(topic_partitions=partition_parts(value))
 
 
 def _current_entity(value: Current) -> Any:
@@ -151,8 +151,8 @@ def _current_entity(value: Current) -> Any:
         member_epoch=value.epoch,
         previous_member_epoch=value.previous_epoch,
         state=value.phase,
-        assigned_partitions=_partitions(value.assigned),
-        partitions_pending_revocation=_partitions(value.revoking),
+        assigned_partitions=partition_parts(value.assigned),
+        partitions_pending_revocation=partition_parts(value.revoking),
     )
 
 
@@ -186,7 +186,7 @@ def _classic(part: Any) -> ClassicPart | None:
     return ClassicPart(part.session_timeout_ms, protocols)
 
 
-def _assignment(parts: tuple[Any, ...]) -> Assignment:
+def assignment_of(parts: tuple[Any, ...]) -> Assignment:
     return {part.topic_id: frozenset(part.partitions) for part in parts}
 
 
@@ -195,8 +195,8 @@ def _current(entity: Any) -> Current:
         epoch=entity.member_epoch,
         previous_epoch=entity.previous_member_epoch,
         phase=Phase(entity.state),
-        assigned=_assignment(entity.assigned_partitions),
-        revoking=_assignment(entity.partitions_pending_revocation),
+        assigned=assignment_of(entity.assigned_partitions),
+        revoking=assignment_of(entity.partitions_pending_revocation),
     )
 
 
@@ -216,7 +216,7 @@ _PARSERS: Final[dict[Kind, tuple[Any, Any]]] = {
     ),
     Kind.SUBSCRIPTION: (schemas.SubscriptionValue, _subscription),
     Kind.TARGET_EPOCH: (schemas.TargetEpochValue, lambda entity: entity.assignment_epoch),
-    Kind.TARGET: (schemas.TargetValue, lambda entity: _assignment(entity.topic_partitions)),
+    Kind.TARGET: (schemas.TargetValue, lambda entity: assignment_of(entity.topic_partitions)),
     Kind.CURRENT: (schemas.CurrentValue, _current),
     Kind.REGEX: (
         schemas.RegexValue,

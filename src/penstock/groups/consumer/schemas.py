@@ -1,4 +1,4 @@
-# ruff: noqa: RUF009 - _wire() is dataclasses.field()
+# ruff: noqa: RUF009 - wire() is dataclasses.field()
 """Kafka's published record formats of consumer groups in `__consumer_offsets`, declared on kio's serializers.
 
 Keys start with an int16 that names the record (3 and 5 to 8, 16; what 4 held has moved into 3), values with their
@@ -13,26 +13,26 @@ from kio.static.constants import EntityType
 from kio.static.primitive import i8, i16, i32, i64
 
 
-def _wire(kafka_type: str, **more: Any) -> Any:
+def wire(kafka_type: str, **more: Any) -> Any:
     default = {"default": more.pop("default")} if "default" in more else {}
     return field(metadata={"kafka_type": kafka_type, **more}, **default)
 
 
-class _Key:
+class Key:
     __slots__ = ()
     __type__: ClassVar = EntityType.data
     __version__: ClassVar[i16] = i16(0)
     __flexible__: ClassVar[bool] = False
 
 
-class _Value:
+class Value:
     __slots__ = ()
     __type__: ClassVar = EntityType.data
     __version__: ClassVar[i16] = i16(0)
     __flexible__: ClassVar[bool] = True
 
 
-class _Part:
+class Part:
     __slots__ = ()
     __type__: ClassVar = EntityType.nested
     __version__: ClassVar[i16] = i16(0)
@@ -40,37 +40,37 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupKey(_Key):
+class GroupKey(Key):
     """Of the group's epoch (3) and of the target's epoch (6)."""
 
-    group_id: str = _wire("string")
+    group_id: str = wire("string")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedKey(_Key):
+class NamedKey(Key):
     """Of a member's subscription (5), target (7) and current assignment (8), and of a regular expression (16)."""
 
-    group_id: str = _wire("string")
-    name: str = _wire("string")
+    group_id: str = wire("string")
+    name: str = wire("string")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupEpochValue(_Value):
-    epoch: i32 = _wire("int32")
-    metadata_hash: i64 = _wire("int64", tag=0, default=i64(0))
+class GroupEpochValue(Value):
+    epoch: i32 = wire("int32")
+    metadata_hash: i64 = wire("int64", tag=0, default=i64(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassicProtocolPart(_Part):
-    name: str = _wire("string")
-    metadata: bytes = _wire("bytes")
+class ClassicProtocolPart(Part):
+    name: str = wire("string")
+    metadata: bytes = wire("bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassicMemberPart(_Part):
+class ClassicMemberPart(Part):
     #: What Kafka writes before a struct that may be null. kio does so everywhere but in tagged fields.
-    presence: i8 = _wire("int8", default=i8(1))
-    session_timeout_ms: i32 = _wire("int32")
+    presence: i8 = wire("int8", default=i8(1))
+    session_timeout_ms: i32 = wire("int32")
     supported_protocols: tuple[ClassicProtocolPart, ...]
 
 
@@ -79,46 +79,46 @@ NOT_CLASSIC: Final = ClassicMemberPart(presence=i8(-1), session_timeout_ms=i32(0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionValue(_Value):
-    instance_id: str | None = _wire("string")
-    rack_id: str | None = _wire("string")
-    client_id: str = _wire("string")
-    client_host: str = _wire("string")
-    subscribed_topic_names: tuple[str, ...] = _wire("string")
-    subscribed_topic_regex: str | None = _wire("string")
-    rebalance_timeout_ms: i32 = _wire("int32")
-    server_assignor: str | None = _wire("string")
+class SubscriptionValue(Value):
+    instance_id: str | None = wire("string")
+    rack_id: str | None = wire("string")
+    client_id: str = wire("string")
+    client_host: str = wire("string")
+    subscribed_topic_names: tuple[str, ...] = wire("string")
+    subscribed_topic_regex: str | None = wire("string")
+    rebalance_timeout_ms: i32 = wire("int32")
+    server_assignor: str | None = wire("string")
     classic_member_metadata: ClassicMemberPart = field(metadata={"tag": 0}, default=NOT_CLASSIC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetEpochValue(_Value):
-    assignment_epoch: i32 = _wire("int32")
-    assignment_timestamp: i64 = _wire("int64", tag=0, default=i64(0))
+class TargetEpochValue(Value):
+    assignment_epoch: i32 = wire("int32")
+    assignment_timestamp: i64 = wire("int64", tag=0, default=i64(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicPartitionsPart(_Part):
-    topic_id: uuid.UUID | None = _wire("uuid")
-    partitions: tuple[i32, ...] = _wire("int32")
+class TopicPartitionsPart(Part):
+    topic_id: uuid.UUID | None = wire("uuid")
+    partitions: tuple[i32, ...] = wire("int32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetValue(_Value):
+class TargetValue(Value):
     topic_partitions: tuple[TopicPartitionsPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurrentValue(_Value):
-    member_epoch: i32 = _wire("int32")
-    previous_member_epoch: i32 = _wire("int32")
-    state: i8 = _wire("int8")
+class CurrentValue(Value):
+    member_epoch: i32 = wire("int32")
+    previous_member_epoch: i32 = wire("int32")
+    state: i8 = wire("int8")
     assigned_partitions: tuple[TopicPartitionsPart, ...]
     partitions_pending_revocation: tuple[TopicPartitionsPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegexValue(_Value):
-    topics: tuple[str, ...] = _wire("string")
-    version: i64 = _wire("int64")
-    timestamp: i64 = _wire("int64")
+class RegexValue(Value):
+    topics: tuple[str, ...] = wire("string")
+    version: i64 = wire("int64")
+    timestamp: i64 = wire("int64")

@@ -1,0 +1,168 @@
+"""The records of a share group: what they say, and their bytes in Kafka's formats."""
+
+import struct
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from penstock.groups.consumer.records import assignment_of, partition_parts, read_entity, write_entity
+from penstock.groups.consumer.schemas import GroupKey, NamedKey, TargetEpochValue, TargetValue
+from penstock.groups.consumer.values import Assignment, GroupEpoch
+from penstock.groups.records import KeyValue, UnknownVersion, key_type
+from penstock.groups.share import schemas
+from penstock.groups.share.values import Current, StatePlaces, Subscription
+
+_INT16: Final = struct.Struct(">h")
+_VERSION: Final = _INT16.pack(0)
+#: Kafka's number for a member that has all that it is to have: members of share groups always do.
+_STABLE: Final = 0
+
+
+class Kind(IntEnum):
+    """What a record is about, by the number that its key starts with."""
+
+    SUBSCRIPTION = 10  # Subscription, by member
+    GROUP_EPOCH = 11  # GroupEpoch
+    TARGET_EPOCH = 12  # int
+    TARGET = 13  # Assignment, by member
+    CURRENT = 14  # Current, by member
+    STATES = 15  # StatePlaces
+
+
+_OF_GROUP: Final = (Kind.GROUP_EPOCH, Kind.TARGET_EPOCH, Kind.STATES)
+
+
+class Record(NamedTuple):
+    """`value` is None for a tombstone; what else it is, its kind says."""
+
+    kind: Kind
+    group_id: str
+    #: A member's id; empty where the record is about the whole group.
+    name: str
+    value: Any
+
+
+def encode(record: Record) -> KeyValue:
+    kind = record.kind
+    if kind in _OF_GROUP:
+        key: Any = GroupKey(group_id=record.group_id)
+    else:
+        key = NamedKey(group_id=record.group_id, name=record.name)
+    value = None if record.value is None else write_entity(_VERSION, _ENTITIES[kind](record.value))
+    return write_entity(_INT16.pack(kind), key), value
+
+
+def decode(key: bytes, value: bytes | None) -> Record:
+    kind = Kind(key_type(key))
+    parsed = read_entity(GroupKey if kind in _OF_GROUP else NamedKey, key)
+    name = "" if kind in _OF_GROUP else parsed.name
+    return Record(kind, parsed.group_id, name, None if value is None else _decode_value(kind, value))
+
+
+def _decode_value(kind: Kind, value: bytes) -> Any:
+    if not value.startswith(_VERSION):
+        raise UnknownVersion(f"{kind.name} record of version {key_type(value)}")
+    schema, parse = _PARSERS[kind]
+    return parse(read_entity(schema, value))
+
+
+# --- values to entities ---
+
+
+def _epoch_entity(value: GroupEpoch) -> Any:
+    return schemas.GroupEpochValue(epoch=value.epoch, metadata_hash=value.metadata_hash)
+
+
+def _subscription_entity(value: Subscription) -> Any:
+    return schemas.SubscriptionValue(
+        rack_id=value.rack_id,
+        client_id=value.client_id,
+        client_host=value.client_host,
+        subscribed_topic_names=value.topic_names,
+    )
+
+
+def _current_entity(value: Current) -> Any:
+    return schemas.CurrentValue(
+        member_epoch=value.epoch,
+        previous_member_epoch=value.previous_epoch,
+        state=_STABLE,
+        assigned_partitions=partition_parts(value.assigned),
+    )
+
+
+def _states_entity(value: StatePlaces) -> Any:
+    return schemas.StatePlacesValue(
+        initializing_topics=_named_parts(value.initializing, value.names),
+        initialized_topics=_named_parts(value.initialized, value.names),
+        deleting_topics=tuple(
+            schemas.NamedTopicPart(topic_id=topic_id, topic_name=value.names[topic_id])
+            for topic_id in sorted(value.deleting)
+        ),
+    )
+
+
+def _named_parts(places: Assignment, names: Mapping[UUID, str]) -> tuple[Any, ...]:
+    return tuple(
+        schemas.NamedPartitionsPart(
+            topic_id=topic_id, topic_name=names[topic_id], partitions=tuple(sorted(partitions))
+        )
+        for topic_id, partitions in places.items()
+    )
+
+
+# --- entities to values ---
+
+
+def _subscription(entity: Any) -> Subscription:
+    return Subscription(
+        rack_id=entity.rack_id,
+        client_id=entity.client_id,
+        client_host=entity.client_host,
+        topic_names=entity.subscribed_topic_names,
+    )
+
+
+def _current(entity: Any) -> Current:
+    return Current(
+        epoch=entity.member_epoch,
+        previous_epoch=entity.previous_member_epoch,
+        assigned=assignment_of(entity.assigned_partitions),
+    )
+
+
+def _states(entity: Any) -> StatePlaces:
+    every: Iterable[Any] = (
+        *entity.initializing_topics,
+        *entity.initialized_topics,
+        *entity.deleting_topics,
+    )
+    return StatePlaces(
+        initializing=assignment_of(entity.initializing_topics),
+        initialized=assignment_of(entity.initialized_topics),
+        deleting=frozenset(part.topic_id for part in entity.deleting_topics),
+        names={part.topic_id: part.topic_name for part in every},
+    )
+
+
+_ENTITIES: Final[dict[Kind, Any]] = {
+    Kind.SUBSCRIPTION: _subscription_entity,
+    Kind.GROUP_EPOCH: _epoch_entity,
+    Kind.TARGET_EPOCH: lambda epoch: TargetEpochValue(assignment_epoch=epoch),
+    Kind.TARGET: lambda value: TargetValue(topic_partitions=partition_parts(value)),
+    Kind.CURRENT: _current_entity,
+    Kind.STATES: _states_entity,
+}
+
+_PARSERS: Final[dict[Kind, tuple[Any, Any]]] = {
+    Kind.SUBSCRIPTION: (schemas.SubscriptionValue, _subscription),
+    Kind.GROUP_EPOCH: (
+        schemas.GroupEpochValue,
+        lambda entity: GroupEpoch(entity.epoch, entity.metadata_hash),
+    ),
+    Kind.TARGET_EPOCH: (TargetEpochValue, lambda entity: entity.assignment_epoch),
+    Kind.TARGET: (TargetValue, lambda entity: assignment_of(entity.topic_partitions)),
+    Kind.CURRENT: (schemas.CurrentValue, _current),
+    Kind.STATES: (schemas.StatePlacesValue, _states),
+}
