@@ -206,6 +206,7 @@ class World:
                     self.producer_id, self.next_producer = self.next_producer, self.next_producer + 1
                 plan = Plan(self.producer_id, 0, self.sequence, due[-1], len(due))
             self.append(self.shard.plan(SOURCE, plan, done or ()))
+            self.shard.unreserve(SOURCE)
             yield
             self.commit()
             yield

@@ -98,6 +98,10 @@ async def snapshot(node: Node) -> Iterator[Family]:
         from penstock.broker.share_state.metrics import dead_letter_families
 
         families += dead_letter_families(node.share_state.dead_letters)
+    if "schedule" in node.__dict__:
+        from penstock.broker.schedule.metrics import schedule_families
+
+        families += schedule_families(node.schedule)
     groups = await _read_groups(node)
     return chain(families, _partition_families(partitions), _group_families(groups))
 

@@ -99,9 +99,12 @@ class Group(NamedTuple):
         ]
 
     def last_due(self, offset: int) -> Due:
-        return max(
-            Due(max(time, self.floor_ms), offset, index) for index, time in enumerate(self.block.times)
-        )
+        times = self.block.times
+        last_ms, place = max(times), len(times) - 1
+        if last_ms > self.floor_ms:
+            while times[place] != last_ms:
+                place -= 1
+        return Due(max(last_ms, self.floor_ms), offset, place)
 
 
 def unpack_due(data: bytes) -> Due:

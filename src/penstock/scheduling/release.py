@@ -1,5 +1,6 @@
 """Release: held records as the batch that is appended to their partition when they are due."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -11,6 +12,8 @@ from penstock.scheduling.records import Due, Group
 
 _MAGIC: Final = 2
 _SCHEDULED_FOR: Final = encode_varint(len(SCHEDULED_FOR)) + SCHEDULED_FOR
+#: Records of a group from which on it is worth while to find all of them at once.
+_MANY: Final = 8
 #: More than a record's length, attributes, deltas, count of headers and the new header take.
 RECORD_OVERHEAD_BYTES: Final = 80
 
@@ -27,27 +30,38 @@ class Release(NamedTuple):
         """The offsets of groups of which nothing is held after this."""
         return [last.offset for last in self.last_dues if last <= self.dues[-1]]
 
-    def shortened(self, record_count: int) -> "Release":
+    def first(self, record_count: int) -> "Release":
         return self._replace(dues=self.dues[:record_count], records=self.records[:record_count])
+
+    def split(self, bytes_max: int) -> "tuple[Release, Release | None]":
+        """What fits into one batch, at least one record, and the rest."""
+        size = 0
+        for count, record in enumerate(self.records):
+            size += record.size + RECORD_OVERHEAD_BYTES
+            if count and size > bytes_max:
+                first = self.first(count)
+                later = tuple(last for last in self.last_dues if last > first.dues[-1])
+                return first, Release(self.dues[count:], self.records[count:], later)
+        return self, None
 
 
 def gather(dues: Sequence[Due], groups: Mapping[int, Group], bytes_max: int) -> Release:
     """As many of these dues, from the first on, as fit; at least one. `groups` are by offset."""
+    counts = Counter(due.offset for due in dues)
+    starts = {offset: groups[offset].block.starts() for offset, count in counts.items() if count >= _MANY}
     records: list[HeldRecord] = []
-    starts: dict[int, list[int]] = {}
     size = 0
     for due in dues:
         block = groups[due.offset].block
-        if due.offset not in starts:
-            starts[due.offset] = block.starts()
-        record = block.record(due.place, starts[due.offset][due.place])
+        start = starts[due.offset][due.place] if due.offset in starts else block.start(due.place)
+        record = block.record(due.place, start)
         size += record.size + RECORD_OVERHEAD_BYTES
         if records and size > bytes_max:
             break
         records.append(record)
     taken = tuple(dues[: len(records)])
-    last_dues = tuple(groups[offset].last_due(offset) for offset in starts)
-    return Release(taken, tuple(records), last_dues)
+    touched = dict.fromkeys(due.offset for due in taken)
+    return Release(taken, tuple(records), tuple(groups[offset].last_due(offset) for offset in touched))
 
 
 def release_batch(

@@ -53,8 +53,11 @@ class ScheduleShard:
         return None if state is None else state.position
 
     def reserve(self, source: Source, upto_ms: int) -> None:
-        """A plan for what is due up to this time is being made: what arrives meanwhile is not in it, and comes later."""
+        """Plans for what is due up to this time are being made: what arrives meanwhile comes after that."""
         self._reserved_ms[source] = upto_ms
+
+    def unreserve(self, source: Source) -> None:
+        self._reserved_ms.pop(source, None)
 
     # -- operations: they return records to be appended as one batch, at `offset` where that matters -----------
 
@@ -85,7 +88,6 @@ class ScheduleShard:
         `finished` are the offsets of groups of which nothing is held any more. With `is_repeat` the open plan is not
         done: nothing of it is in the log, and the next one replaces it.
         """
-        self._reserved_ms.pop(source, None)
         state = self.sources[source]
         if state.plan is not None and not is_repeat:
             released_count = state.released_count + state.plan.record_count

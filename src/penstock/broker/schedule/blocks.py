@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 
 from penstock.scheduling.ladder import BLOCK_ENTRIES
@@ -14,7 +15,8 @@ _BLOCK_BYTES = BLOCK_ENTRIES * DUE_BYTES
 
 
 class BlockFile:
-    """Blocks of one size, in any thread; it goes with the process."""
+    """Blocks of one size, in any thread. The file is closed when nobody can use it any more, and not before: a thread
+    may outlive the shard that it works for."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -32,6 +34,7 @@ class BlockFile:
             if self._fd is None:
                 self._fd, path = tempfile.mkstemp(prefix=".schedule-", dir=self._directory)
                 os.unlink(path)
+                weakref.finalize(self, os.close, self._fd)
             if self._free:
                 block_id = self._free.pop()
             else:
@@ -46,9 +49,3 @@ class BlockFile:
     def free(self, block_id: int) -> None:
         with self._lock:
             self._free.append(block_id)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None

@@ -10,7 +10,7 @@ from penstock.scheduling.records import Due
 
 class Counts:
     def __init__(self) -> None:
-        self.released_count = self.dropped_count = self.retried_count = 0
+        self.released_count = self.dropped_count = 0
         self.lateness = Histogram()
 
     def released(self, dues: Sequence[Due], now_ms: int) -> None:

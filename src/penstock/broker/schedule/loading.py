@@ -19,14 +19,15 @@ _READ_BYTES: Final = 256 << 10
 _REST_S: Final = 0.0002
 
 
-def load(shard: ScheduleShard, log: Log, end: LogPosition) -> None:
-    """All that is in the log counts: what is not committed yet will be, or this node leads no more.
-
-    First the sources, then what is held of them: what is released already is not even looked at.
-    """
+def load_sources(shard: ScheduleShard, log: Log, end: LogPosition) -> None:
+    """All that is in the log counts: what is not committed yet will be, or this node leads no more."""
     for record, is_group in _records(log, end):
         if not is_group:
             shard.replay(record.offset, record.key or b"", record.value)
+
+
+def load_groups(shard: ScheduleShard, log: Log, end: LogPosition) -> None:
+    """Once the sources are known: what they have released already is not taken in."""
     for record, is_group in _records(log, end):
         if is_group:
             shard.replay(record.offset, record.key or b"", record.value)

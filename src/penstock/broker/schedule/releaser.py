@@ -26,9 +26,10 @@ logger = logging.getLogger("penstock.schedule")
 
 #: However far away the next record is, the clock may be set.
 _LOOK_S: Final = 1.0
-_RELEASE_RECORDS_MAX: Final = 4000
 _RELEASE_BYTES_MAX: Final = 512 << 10
-_RECORDS_MIN: Final = 16
+_AHEAD_BYTES_MAX: Final = 4 << 20
+_RECORDS_MIN: Final = 500
+_RECORDS_MAX: Final = 16_000
 _UNBOUNDED: Final = 1 << 62
 #: To each broker: answers come in order, so a slow partition holds up those that share a connection.
 _CONNECTIONS: Final = 8
@@ -55,14 +56,15 @@ class _Line:
         self.retry_s = _RETRY_S
         self.is_slow = False
         self.bytes_max = _RELEASE_BYTES_MAX
-        self.records_max = 1000
+        self.records_max = _RECORDS_MIN
+        self.ahead: Release | None = None  # read already, to be released next
 
     def adapt(self, record_count: int) -> None:
-        """Little more is read than goes into a batch."""
+        """Records that lie here and there are read in one go with others: the more are due, the more at a time."""
         if record_count < self.records_max:
             self.records_max = max(record_count + record_count // 4, _RECORDS_MIN)
         else:
-            self.records_max = min(2 * self.records_max, _RELEASE_RECORDS_MAX)
+            self.records_max = min(2 * self.records_max, _RECORDS_MAX)
 
     def appended(self, plan: Plan) -> None:
         """Plans of an earlier leader had a producer of their own."""
@@ -80,16 +82,17 @@ class Releaser:
         self._lanes = asyncio.Semaphore(_LANES)
         self._slow_lanes = asyncio.Semaphore(_SLOW_LANES)
 
+    @property
+    def waiting_count(self) -> int:
+        """Sources whose partition has not taken what is due."""
+        return sum(line.is_slow for line in self._lines.values())
+
     def wake(self) -> None:
         self._wake.set()
 
     def close(self) -> None:
         for task in self._tasks.values():
             task.cancel()
-
-    async def ended(self) -> None:
-        self.close()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def run(self) -> None:
         while self._host.is_current:
@@ -147,9 +150,13 @@ class Releaser:
             line.retry_at, line.retry_s, line.is_slow = 0.0, _RETRY_S, False
         except (ApiError, ConnectionError, TimeoutError) as error:
             self._put_off(source, line, error)
-        except Exception as error:
+        except Exception:
+            # What the index has of it may be incomplete, as after a disk that was full.
             logger.exception("release failed", extra={"source": str(source)})
-            self._put_off(source, line, error)
+            self._host.schedule.begin_anew(self._host)
+        finally:
+            line.ahead = None
+            self._host.shard.unreserve(source)
 
     def _put_off(self, source: Source, line: _Line, error: Exception) -> None:
         if not self._host.is_current:
@@ -184,6 +191,9 @@ class Releaser:
 
     async def _next(self, source: Source, index: SourceIndex, released: Due, line: _Line) -> Release | None:
         """What is due now, as far as it fits into one batch."""
+        if line.ahead is not None:
+            release, line.ahead = line.ahead.split(line.bytes_max)
+            return release
         now_ms, arrived, log = self._node.now_ms(), index.taken_in(), self._host.partition.log
         self._host.shard.reserve(source, now_ms)
 
@@ -191,11 +201,13 @@ class Releaser:
             dues, first_ms = index.next_dues(arrived, released, now_ms, line.records_max)
             if not dues:
                 return None, first_ms
-            return gather(dues, read_groups(log, (due.offset for due in dues)), line.bytes_max), first_ms
+            return gather(dues, read_groups(log, (due.offset for due in dues)), _AHEAD_BYTES_MAX), first_ms
 
-        release, index.ladder_first_ms = await self._node.in_thread(gathered)
-        if release is not None:
-            line.adapt(len(release.dues))
+        found, index.ladder_first_ms = await self._node.in_thread(gathered)
+        if found is None:
+            return None
+        line.adapt(len(found.dues))
+        release, line.ahead = found.split(line.bytes_max)
         return release
 
     async def _planned(self, source: Source, index: SourceIndex, plan: Plan) -> Release:
@@ -228,7 +240,7 @@ class Releaser:
             except ApiError as error:
                 if error.code in _TOO_LARGE and len(release.dues) > 1:
                     line.bytes_max //= 2
-                    release = release.shortened(len(release.dues) // 2)
+                    release, line.ahead = release.first(len(release.dues) // 2), None
                 elif error.code in _OTHER_PRODUCER:
                     line.producer_id = -1
                 else:

@@ -32,6 +32,7 @@ _NO_CLIENT_ID: Final = -1
 _ANSWER_AT: Final = 4
 #: More than a shard takes to say that it is not committed yet.
 _GRACE_S: Final = 1.0
+_LOAD_AGAIN_S: Final = 1.0
 #: How long a follower goes by what it was told.
 _KNOWN_S: Final = 10.0
 #: How often there is a look at whether a mover has got on.
@@ -47,6 +48,7 @@ class Schedule(ShardedCoordinator[Any]):
         super().__init__(node, SCHEDULED)
         self.node = node
         self.counts = Counts()
+        self._is_closed = False
         self._delay_ms_max = node.settings.integer("penstock.schedule.delay.max.ms")
         self._commit_s = node.settings.integer(SCHEDULED.commit_timeout_ms) / 1000
         self._hold = Hold(node.settings.integer("penstock.schedule.retention.hold.max.ms") / 1000)
@@ -67,6 +69,8 @@ class Schedule(ShardedCoordinator[Any]):
                 host.releaser.wake()
 
     def _follow_shards(self) -> None:
+        if self._is_closed:
+            return
         led = {index: self.node.partitions.led(SCHEDULED.name, index) for index in self.shards()}
         for index, host in list(self.hosts.items()):
             if led.get(index) is not host.partition or not host.is_current:
@@ -74,6 +78,13 @@ class Schedule(ShardedCoordinator[Any]):
         for index, partition in led.items():
             if partition is not None and index not in self.hosts:
                 self.hosts[index] = ShardHost(self, partition)
+
+    def begin_anew(self, host: ShardHost) -> None:
+        """Something failed that should not: load the shard again from its log, after a while."""
+        index = host.partition.index
+        if self.hosts.get(index) is host:
+            self.hosts.pop(index).close()
+            asyncio.get_running_loop().call_later(_LOAD_AGAIN_S, self._follow_shards)
 
     def _follow_sources(self) -> None:
         for key, mover in list(self.movers.items()):
@@ -118,6 +129,7 @@ class Schedule(ShardedCoordinator[Any]):
 
     def close(self) -> None:
         super().close()
+        self._is_closed = True
         for mover in self.movers.values():
             mover.close()
         for host in self.hosts.values():

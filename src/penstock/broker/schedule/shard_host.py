@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.broker.schedule.blocks import BlockFile
 from penstock.broker.schedule.index import Indexes
-from penstock.broker.schedule.loading import load
+from penstock.broker.schedule.loading import load_groups, load_sources
 from penstock.broker.schedule.releaser import Releaser
 from penstock.broker.schedule.wire import Ask, What
 from penstock.protocol.compression import Codec
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.schedule")
 
-_LOAD_AGAIN_S: Final = 1.0
-
 
 class ShardHost:
     def __init__(self, schedule: Schedule, partition: Partition) -> None:
@@ -33,11 +31,10 @@ class ShardHost:
         self.node = schedule.node
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
-        self._blocks = BlockFile(self.node.store.directory)
-        self.indexes = Indexes(self._blocks)
+        self.indexes = Indexes(BlockFile(self.node.store.directory))
         self.shard = ScheduleShard(self.indexes)
         self.releaser = Releaser(self)
-        self._loaded = asyncio.Event()
+        self._knows_sources = self.is_loaded = False
         self._last_offset = -1
         self._task = self.node.spawn(self._run())
 
@@ -51,33 +48,37 @@ class ShardHost:
             partition.is_leader and partition.leader_epoch == self.leader_epoch and not partition.is_retired
         )
 
-    @property
-    def is_loaded(self) -> bool:
-        return self._loaded.is_set()
-
     def close(self) -> None:
         self._task.cancel()
         self.releaser.close()
 
     async def ask(self, ask: Ask) -> Position | None:
         """What movers ask; answered when it is committed. Raises ApiError."""
-        await self._ready()
+        self._check_ready(ask.what)
         if ask.source.topic_id not in self.node.image.topics_by_id:
             raise ApiError(ErrorCode.unknown_topic_id)
         match ask.what:
             case What.REGISTER:
                 self.append(self.shard.register(ask.source, ask.position))
             case What.MOVE:
-                self._take(ask)
+                await self._take(ask)
         await self.committed()
         return self.shard.position(ask.source)
 
-    def _take(self, ask: Ask) -> None:
+    def _check_ready(self, what: What) -> None:
+        """Where sources are is known before what is held of them, so that producers need not wait for that."""
+        if not self.is_loaded and not (what is What.POSITION and self._knows_sources):
+            raise ApiError(ErrorCode.coordinator_load_in_progress)
+        if not self.is_current:
+            raise ApiError(ErrorCode.not_coordinator)
+
+    async def _take(self, ask: Ask) -> None:
         expected = ask.position
         for chunk in ask.chunks:
             offset = self.partition.log.end_offset
             self.append(self.shard.take(ask.source, expected, chunk, offset), chunk.codec)
             expected = chunk.position
+            await asyncio.sleep(0)
         self.releaser.wake()
 
     def append(self, records: Sequence[KeyValue], codec: Codec = Codec.NONE) -> None:
@@ -100,49 +101,31 @@ class ShardHost:
         if self._last_offset >= 0:
             await self.partition.committed(self._last_offset)
 
-    def topics_deleted(self, topic_ids: set[object]) -> None:
-        if self.is_loaded and any(source.topic_id in topic_ids for source in self.shard.sources):
-            self.releaser.wake()
-
-    async def _ready(self) -> None:
-        if not self.is_loaded:
-            raise ApiError(ErrorCode.coordinator_load_in_progress)
-        if not self.is_current:
-            raise ApiError(ErrorCode.not_coordinator)
-
     async def _run(self) -> None:
         try:
             await self._load()
-            if self.is_current:
-                await self.releaser.run()
-        finally:
-            # Threads that still work on it have their own descriptor only as long as the file is open.
-            await self.releaser.ended()
-            self._blocks.close()
+            await self.releaser.run()
+        except Exception:
+            logger.exception("part of the schedule failed", extra={"partition": self.partition.index})
+            self.schedule.begin_anew(self)
 
     async def _load(self) -> None:
-        partition = self.partition
-        started = asyncio.get_running_loop().time()
-        end = partition.log.end
-        while True:
-            try:
-                await self.node.in_thread(self._load_in_thread, end)
-                break
-            except Exception:
-                logger.exception("cannot load the schedule", extra={"partition": partition.index})
-                await asyncio.sleep(_LOAD_AGAIN_S)
-                self.indexes = Indexes(self._blocks)
-                self.shard = ScheduleShard(self.indexes)
+        log, end, started = self.partition.log, self.partition.log.end, asyncio.get_running_loop().time()
         self._last_offset = end.offset - 1
-        self._loaded.set()
+        await self.node.in_thread(load_sources, self.shard, log, end)
+        self._knows_sources = True
+        await self.node.in_thread(load_groups, self.shard, log, end)
+        await self.node.in_thread(self.indexes.begin)
+        self.is_loaded = True
         if self.shard.sources:
             seconds = round(asyncio.get_running_loop().time() - started, 3)
-            extra = {"partition": partition.index, "held": self.shard.held_count, "seconds": seconds}
+            extra = {"partition": self.partition.index, "held": self.shard.held_count, "seconds": seconds}
             logger.info("schedule loaded", extra=extra)
 
-    def _load_in_thread(self, end: object) -> None:
-        load(self.shard, self.partition.log, end)  # type: ignore[arg-type]
-        self.indexes.begin()
+    def earliest_due_ms(self) -> int | None:
+        """Of all sources."""
+        firsts = (index.first_due_ms for index in self.indexes.by_source.values())
+        return min((first_ms for first_ms in firsts if first_ms is not None), default=None)
 
     def first_due_ms(self, source: Source) -> int | None:
         index = self.indexes.by_source.get(source)
