@@ -98,6 +98,10 @@ async def snapshot(node: Node) -> Iterator[Family]:
         from penstock.broker.share_state.metrics import dead_letter_families
 
         families += dead_letter_families(node.share_state.dead_letters)
+    if "share" in node.__dict__:
+        from penstock.broker.share.metrics import share_families
+
+        families += share_families(node.share)
     if "schedule" in node.__dict__:
         from penstock.broker.schedule.metrics import schedule_families
 

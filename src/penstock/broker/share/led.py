@@ -128,7 +128,7 @@ class LedSharePartition:
                 start,
                 state.batches,
                 self._policy(),
-                self._shares.counters,
+                self._shares.counters_of(self.group),
                 now_ms=monotonic_ms(),
                 chance=random.random(),
             )

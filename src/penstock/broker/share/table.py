@@ -27,7 +27,7 @@ class SharePartitions:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.counters = Counters()
+        self.counters: dict[str, Counters] = {}
         self.sessions = ShareSessions(
             node.settings.integer("group.share.max.share.sessions"), self._session_lost
         )
@@ -38,6 +38,9 @@ class SharePartitions:
 
     def __len__(self) -> int:
         return len(self._led)
+
+    def counters_of(self, group: str) -> Counters:
+        return self.counters.setdefault(group, Counters())
 
     # -- finding -------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ class Write(NamedTuple):
 
 
 class Counters:
-    """What members have said of records, and what has become of these, over all share partitions of a node."""
+    """What members have said of records, and what has become of these, in all share partitions of a group on a node."""
 
     __slots__ = (
         "accepted", "acquired", "buried", "confirmed", "expired", "gaps", "handed_out", "limited", "rejected",

@@ -99,7 +99,7 @@ async def test_what_comes_during_a_write_goes_with_the_next_one(node: Node, gate
     first = asyncio.create_task(two.acknowledge((0, 0, [RELEASE])))
     await until(lambda: len(gate.writes) == 1)
     second = asyncio.create_task(one.acknowledge((1, 1, [RELEASE])))
-    await until(lambda: node.share.counters.released == 2)
+    await until(lambda: node.share.counters_of(GROUP).released == 2)
     gate.open.set()
     assert [await first, await second] == [ErrorCode.none] * 2
     assert [write["batches"] for write in gate.writes] == [[(0, 0, 0, 1)], [(1, 1, 0, 1)]]
@@ -173,16 +173,16 @@ async def test_at_most_once_never_comes_back(node: Node, kind: int) -> None:
     await one.fetch(wait_ms=_LONG_MS)
     assert await one.acknowledge((0, 1, [ACCEPT, kind])) is ErrorCode.none
     await one.vanish()
-    await until(lambda: node.share.counters.unconfirmed == 2)
+    await until(lambda: node.share.counters_of(GROUP).unconfirmed == 2)
     assert (await two.fetch()).acquired == []
-    counters = node.share.counters
+    counters = node.share.counters_of(GROUP)
     assert (counters.handed_out, counters.confirmed) == (3, 1)
 
 
 async def test_at_most_once_a_lock_that_runs_out_only_counts(node: Node) -> None:
     one, two = await _with_records(node, 2, share_record_lock_duration_ms="50", **_AT_MOST_ONCE)
     assert len((await one.fetch(wait_ms=_LONG_MS)).acquired) == 2
-    await until(lambda: node.share.counters.unconfirmed == 2)
+    await until(lambda: node.share.counters_of(GROUP).unconfirmed == 2)
     assert (await two.fetch()).acquired == []
 
 
@@ -197,7 +197,7 @@ async def test_at_most_once_what_nobody_got_goes_to_the_next(node: Node, gate: G
     await until(lambda: len(node.share.sessions) == 1)
     gate.open.set()
     assert (await two.fetch(wait_ms=_LONG_MS)).acquired == [(0, 1), (1, 1)]
-    assert node.share.counters.withheld == 0
+    assert node.share.counters_of(GROUP).withheld == 0
 
 
 @pytest.mark.parametrize("arrives", [True, False])

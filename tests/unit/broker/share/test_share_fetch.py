@@ -20,6 +20,7 @@ from tests.unit.broker.share.share_client import (
     stored,
 )
 
+from penstock.broker.exposition import snapshot
 from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
 
@@ -338,7 +339,7 @@ async def test_after_the_last_delivery_a_record_is_given_up(node: Node) -> None:
         assert (await member.fetch(wait_ms=_LONG_MS)).acquired == _all(2, delivery=delivery)
         assert await member.acknowledge((0, 1, [RELEASE])) is ErrorCode.none
     assert (await member.fetch()).acquired == []
-    assert node.share.counters.limited == 2
+    assert node.share.counters_of(GROUP).limited == 2
     await publish(node, 1)
     assert (await member.fetch((2, 2, [ACCEPT]))).acknowledge_error is ErrorCode.invalid_request
 
@@ -408,4 +409,18 @@ async def test_settings_of_the_group_count_at_once(node: Node) -> None:
     await member.fetch(wait_ms=_LONG_MS)
     await set_group(node, share_delivery_count_limit="2", errors_deadletterqueue_topic_name="")
     await member.acknowledge((0, 0, [RELEASE]))
-    assert node.share.counters.limited == 1
+    assert node.share.counters_of(GROUP).limited == 1
+
+
+async def test_metrics_tell_what_has_become_of_records(node: Node) -> None:
+    await share_topic(node)
+    await publish(node, 4)
+    member = await Member.join(node)
+    await member.fetch(wait_ms=_LONG_MS)
+    await member.acknowledge((0, 2, [ACCEPT, RELEASE, REJECT]))
+    families = {family.name: dict(family.samples) for family in await snapshot(node)}
+    events = {labels[1]: value for labels, value in families["penstock_share_records"].items()}
+    assert (events["acquired"], events["accepted"], events["released"], events["rejected"]) == (4, 1, 1, 1)
+    assert families["penstock_share_locked_records"] == {(GROUP, "t", "0"): 1}
+    assert families["penstock_share_start_offset"] == {(GROUP, "t", "0"): 1}
+    assert families["penstock_share_sessions"] == {(): 1}
