@@ -196,3 +196,26 @@ def test_delete_records_does_not_touch_what_is_held(
     place = TopicPartition(topic, 0, -1)
     assert admin.delete_records([place])[place].result(10).low_watermark >= 20
     check(confluent.read(bootstrap, topic, 20), held)
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_what_a_transaction_holds_counts_when_it_is_committed(
+    isolation: str, new_topic: Callable[..., str], unique: Callable[[str], str], bootstrap: str
+) -> None:
+    topic = new_topic(**SCHEDULED)
+    client = confluent.producer(bootstrap, transactional_id=unique("id"))
+    client.init_transactions(20)
+    expected = []
+    for number in range(6):
+        held = [Message(b"%d-%d" % (number, n), headers=(("trace", b"t"), (AFTER, b"200"))) for n in range(3)]
+        client.begin_transaction()
+        confluent.publish_on(client, topic, held)
+        if number % 2:
+            client.abort_transaction(20)
+        else:
+            client.commit_transaction(20)
+            expected += held
+    last = Message(b"last", headers=(("trace", b"t"), (AFTER, b"600")))
+    confluent.publish(bootstrap, topic, [last])
+    received = confluent.read(bootstrap, topic, 10, isolation_level=isolation)
+    check(received, [*expected, last])
