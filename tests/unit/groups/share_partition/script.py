@@ -1,0 +1,163 @@
+"""Commands for golden scripts of share partitions: one partition, a log made of batches, a clock that is told."""
+
+import shlex
+from collections.abc import Callable, Iterator
+
+from penstock.groups.share_partition import states
+from penstock.groups.share_partition.acknowledging import check_order
+from penstock.groups.share_partition.messages import Acknowledgement, Appetite, Counters, Found, Write
+from penstock.groups.share_partition.partition import SharePartition
+from penstock.groups.share_partition.policy import Backoff, Policy
+from penstock.protocol.errors import ApiError
+
+_KINDS = {"gap": 0, "accept": 1, "release": 2, "reject": 3, "renew": 4}
+_NAMES = {
+    0: "available",
+    1: "acquired",
+    2: "acknowledged",
+    3: "handed out",
+    4: "archived",
+    5: "delayed",
+    6: "paid",
+}
+_STORED = {**_NAMES, 32: "buried (limit)", 33: "buried (rejected)", 34: "buried (lock expired)"}
+
+
+class Script:
+    """Offsets are written `first-last`; a batch of the log that holds no records to hand out is in brackets."""
+
+    def __init__(self) -> None:
+        self.policy = Policy(lock_ms=1000, delivery_limit=3, locks_max=100)
+        self.counters = Counters()
+        self.now_ms = 0
+        self.log: list[tuple[int, int, bool]] = []
+        self.partition: SharePartition | None = None
+        self.write: Write | None = None
+
+    def run(self, line: str) -> Iterator[str]:
+        name, *words = shlex.split(line, comments=True)
+        command: Callable[..., Iterator[str]] = getattr(self, f"do_{name}")
+        try:
+            yield from command(*words)
+        except ApiError as error:
+            yield f"{error.code.name}: {error.message}"
+
+    @property
+    def rules(self) -> SharePartition:
+        assert self.partition is not None
+        return self.partition
+
+    def do_policy(self, *words: str) -> Iterator[str]:
+        """at-most-once, bury, delay=MS, limit=N, locks=N, no-renewals"""
+        for word in words:
+            name, _, value = word.partition("=")
+            change = {
+                "at-most-once": lambda: {"is_at_most_once": True},
+                "bury": lambda: {"buries": True},
+                "delay": lambda value=value: {"backoff": Backoff(int(value), int(value) * 8, 0, True)},
+                "limit": lambda value=value: {"delivery_limit": int(value)},
+                "locks": lambda value=value: {"locks_max": int(value)},
+                "no-renewals": lambda: {"may_renew": False},
+            }[name]()
+            self.policy = self.policy._replace(**change)
+        if self.partition is not None:
+            self.partition.policy = self.policy
+        yield from ()
+
+    def do_log(self, *words: str) -> Iterator[str]:
+        for word in words:
+            first, last = (int(number) for number in word.strip("[]").split("-"))
+            self.log.append((first, last + 1, not word.startswith("[")))
+        yield from ()
+
+    def do_load(self, start: str, *words: str) -> Iterator[str]:
+        """START FIRST-LAST:STATE:COUNT ..."""
+        batches = []
+        for word in words:
+            offsets, state, count = word.split(":")
+            first, last = offsets.split("-")
+            code = next(code for code, name in _NAMES.items() if name == state)
+            batches.append((int(first), int(last), code, int(count)))
+        self.partition = SharePartition(
+            int(start), batches, self.policy, self.counters, now_ms=self.now_ms, chance=0
+        )
+        yield from self.do_show()
+
+    def _found(self) -> Found | None:
+        offset = self.rules.next_offset
+        batches = [] if offset is None else [batch for batch in self.log if batch[1] > offset]
+        if offset is None or not batches:
+            return None
+        spans: list[tuple[int, int]] = []
+        for first, end, has_records in batches:
+            if has_records:
+                spans.append((first, end))
+        return Found(offset, batches[-1][1], spans, [end for _, end, _ in batches])
+
+    def do_fetch(self, member: str, records: str = "100", mode: str = "") -> Iterator[str]:
+        found = self._found()
+        if found is None:
+            yield "nothing"
+            return
+        appetite = Appetite(int(records), exact=mode == "exact")
+        acquired = self.rules.acquire(member, found, appetite, now_ms=self.now_ms)
+        if not acquired and self.policy.is_at_most_once and self.rules.reserve(found, appetite):
+            yield "to be written first"
+        elif not acquired:
+            yield "nothing"
+        for first, last, count in acquired:
+            yield f"{first}-{last}, delivery {count}"
+
+    def do_say(self, member: str, *words: str) -> Iterator[str]:
+        """MEMBER FIRST-LAST:KIND[,KIND...] ..."""
+        batches = []
+        for word in words:
+            offsets, kinds = word.split(":")
+            first, last = offsets.split("-")
+            types = bytes(_KINDS[kind] for kind in kinds.split(","))
+            batches.append(Acknowledgement(int(first), int(last), types))
+        check_order(batches, may_renew=True)
+        is_written = self.rules.acknowledge(member, batches, now_ms=self.now_ms, chance=0)
+        yield "waits for a write" if is_written else "done"
+
+    def do_gone(self, member: str) -> Iterator[str]:
+        is_written = self.rules.release(member, now_ms=self.now_ms, chance=0, with_delay=False)
+        yield "waits for a write" if is_written else "done"
+
+    def do_after(self, passes_ms: str) -> Iterator[str]:
+        self.now_ms += int(passes_ms)
+        self.rules.tick(now_ms=self.now_ms, chance=0)
+        yield from self.do_show()
+
+    def do_write(self) -> Iterator[str]:
+        self.write = self.rules.take_write()
+        if self.write is None:
+            yield "nothing to write"
+            return
+        yield f"start {self.write.start_offset}, {self.write.delivery_complete_count} complete behind it"
+        for first, last, state, count in self.write.batches:
+            yield f"{first}-{last} {_STORED[state]}, delivery {count}"
+
+    def do_written(self) -> Iterator[str]:
+        self.rules.written()
+        yield from self.do_show()
+
+    def do_failed(self) -> Iterator[str]:
+        self.rules.write_failed()
+        yield from self.do_show()
+
+    def do_deleted(self, before: str) -> Iterator[str]:
+        self.rules.log_start_moved(int(before))
+        yield from self.do_show()
+
+    def do_counters(self, *names: str) -> Iterator[str]:
+        yield ", ".join(f"{name} {getattr(self.counters, name)}" for name in names)
+
+    def do_show(self) -> Iterator[str]:
+        window = self.rules._core.window
+        yield f"start {window.start}, end {window.end}"
+        for run in states.RUN.finditer(window.states):
+            code = window.states[run.start()]
+            target = code & ~(states.QUEUED | states.LAUNCHED)
+            name = f"waits to be {_STORED[target]}" if code & states.QUEUED else _NAMES[code]
+            yield f"{window.start + run.start()}-{window.start + run.end() - 1} {name}"
