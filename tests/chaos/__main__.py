@@ -1,79 +1,67 @@
 """`python -m tests.chaos --kills 200 --freezes 100 --cuts 100 --power 50 --rolling 5 --reassign 20 --seed S`.
 
 Prints a table and one JSON line. What was found wrong keeps its folder: data, logs of the nodes and the history.
+`--campaign NAME` runs another campaign, with flags of its own: see CAMPAIGNS.
 """
 
 import argparse
-import json
-import random
-import shutil
+import importlib
 import sys
-import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.chaos import report
-from tests.chaos.campaign import Campaign, Plan
+from tests.chaos import commands, report
+from tests.chaos.campaign import Campaign, Plan, Result
+
+NODES = "nodes"
+# Modules with a `main` that takes the rest of the command line.
+CAMPAIGNS = {
+    NODES: __name__,
+    "copier": "tests.chaos.copier.command",
+    "rebalance": "tests.chaos.rebalance.command",
+}
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    for name, default, words in (
-        ("kills", 20, "kill -9 of leaders, controllers, pairs and all nodes"),
-        ("freezes", 10, "SIGSTOP for a while"),
-        ("cuts", 10, "partitions of the network, both ways and one way"),
-        ("power", 10, "kill -9 and every file cut back to what was synced"),
-        ("rolling", 1, "rolling restarts meanwhile"),
-        ("reassign", 3, "reassignments of partitions meanwhile"),
-        ("work", 1000, "acknowledged writes, and deliveries, between two faults at least"),
-        ("nodes", 3, "nodes of the cluster"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{words} (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=None, help="choices repeat with it; timing does not")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the nodes"
-    )
-    parser.add_argument("--folder", type=Path, default=None, help="where data, logs and history go, and stay")
-    parser.add_argument("--quiet", action="store_true", help="do not tell each fault")
-    return parser.parse_args()
+def main(arguments: Sequence[str]) -> int:
+    given = commands.parser(
+        __doc__,
+        (
+            ("kills", 20, "kill -9 of leaders, controllers, pairs and all nodes"),
+            ("freezes", 10, "SIGSTOP for a while"),
+            ("cuts", 10, "partitions of the network, both ways and one way"),
+            ("power", 10, "kill -9 and every file cut back to what was synced"),
+            ("rolling", 1, "rolling restarts meanwhile"),
+            ("reassign", 3, "reassignments of partitions meanwhile"),
+            ("work", 1000, "acknowledged writes, and deliveries, between two faults at least"),
+            ("nodes", 3, "nodes of the cluster"),
+        ),
+    ).parse_args(arguments)
+
+    def run(folder: Path, seed: int, say: commands.Say) -> Result:
+        plan = Plan(
+            kills=given.kills,
+            freezes=given.freezes,
+            cuts=given.cuts,
+            powers=given.power,
+            rolling=given.rolling,
+            reassign=given.reassign,
+            seed=seed,
+            nodes=given.nodes,
+            work=given.work,
+            settings=commands.settings(given),
+        )
+        return Campaign(folder, plan, say).run()
+
+    return commands.carry_out(given, run, report.print_table, report.as_document)
 
 
-def main() -> int:
-    given = _arguments()
-    seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        print(f"{folder} is not empty", file=sys.stderr)
-        return 2
-    plan = Plan(
-        kills=given.kills,
-        freezes=given.freezes,
-        cuts=given.cuts,
-        powers=given.power,
-        rolling=given.rolling,
-        reassign=given.reassign,
-        seed=seed,
-        nodes=given.nodes,
-        work=given.work,
-        settings=dict(text.split("=", 1) for text in given.set),
-    )
-    began = time.monotonic()
-    print(f"seed {seed}, folder {folder}", flush=True)
-
-    def say(words: str) -> None:
-        if not given.quiet:
-            print(f"{time.monotonic() - began:8.1f} s  {words}", flush=True)
-
-    result = Campaign(folder, plan, say).run()
-    report.print_table(result)
-    print(json.dumps(report.as_document(result)))
-    if result.is_clean and given.folder is None:
-        shutil.rmtree(folder)
-    elif not result.is_clean:
-        print(f"kept {folder}; seed {seed}", file=sys.stderr)
-    return 0 if result.is_clean else 1
+def choose(arguments: Sequence[str]) -> int:
+    chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    chooser.add_argument("--campaign", choices=CAMPAIGNS, default=NODES)
+    given, rest = chooser.parse_known_args(arguments)
+    code: int = importlib.import_module(CAMPAIGNS[given.campaign]).main(rest)
+    return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(choose(sys.argv[1:]))
