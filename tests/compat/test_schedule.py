@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from tests.brokers import BrokerProcess
 from tests.compat import aio, confluent, kafka_python
 from tests.compat.message import CODECS, Message, Received, values
@@ -170,21 +170,42 @@ def test_partitions_that_are_added_have_a_schedule_too(
 def test_retention_does_not_touch_what_is_held(fresh_broker: BrokerProcess) -> None:
     bootstrap = fresh_broker.bootstrap_servers
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    small = {"segment.bytes": "2000", "retention.ms": "1", "file.delete.delay.ms": "0"}
+    small = {"segment.bytes": "2000", "retention.bytes": "6000", "file.delete.delay.ms": "0"}
     confluent.create_topic(admin, "jobs", settings={**SCHEDULED, **small})
-    held = [Message(b"%d" % n, headers=(("trace", b"t"), (AFTER, b"4000"))) for n in range(20)]
+    held = [Message(b"%d" % n, headers=(("trace", b"t"), (AFTER, b"3000"))) for n in range(20)]
     confluent.publish(bootstrap, "jobs", held)
-    filler = [Message(b"x" * 500, headers=(("trace", b"t"),))] * 20
-    confluent.publish(bootstrap, "jobs", filler, batch_size=1000)
-    place = TopicPartition("jobs", 0)
-    consumer = confluent.consumer(bootstrap)
-    eventually(
-        lambda: consumer.get_watermark_offsets(place, timeout=5)[0] > 20, what="the log's beginning is gone"
-    )
+    confluent.publish(bootstrap, "jobs", [Message(b"x" * 500)] * 40, batch_size=1000)
+    place, consumer = TopicPartition("jobs", 0), confluent.consumer(bootstrap)
+    eventually(lambda: consumer.get_watermark_offsets(place, timeout=5)[0] > 21, what="the beginning is gone")
     consumer.assign([place])
-    received = [each for each in confluent.take(consumer, 20) if due_ms(each) is not None]
-    assert len(received) >= 1
+    received: list[Received] = []
+    while len(received) < 20:
+        received += [each for each in confluent.take(consumer, 1) if due_ms(each) is not None]
     consumer.close()
+    check(received, held)
+
+
+def test_a_topic_can_be_given_a_schedule_and_lose_it_again(
+    topic: str, admin: AdminClient, bootstrap: str
+) -> None:
+    def set_schedule(value: str) -> None:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        resource.add_incremental_config(
+            ConfigEntry("penstock.schedule.enable", value, incremental_operation=AlterConfigOpType.SET)
+        )
+        admin.incremental_alter_configs([resource])[resource].result(10)
+
+    confluent.publish(bootstrap, topic, [Message(b"before", headers=(("trace", b"t"),))])
+    set_schedule("true")
+    held = Message(b"held", headers=(("trace", b"t"), (AFTER, b"700")))
+    confluent.publish(bootstrap, topic, [held])
+    set_schedule("false")
+    ignored = Message(b"ignored", headers=((AFTER, b"700"),))
+    confluent.publish(bootstrap, topic, [ignored])
+    received = confluent.read(bootstrap, topic, 3)
+    assert values(received) == [b"before", b"ignored", b"held"]
+    assert received[1].message.headers == ignored.headers
+    check(received[2:], [held])
 
 
 def test_delete_records_does_not_touch_what_is_held(

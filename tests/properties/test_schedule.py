@@ -217,7 +217,8 @@ class World:
 
     def _release(self, plan: Plan) -> Iterator[None]:
         dues = self._next(self.shard.sources[SOURCE].mark, plan.record_count)
-        release = gather(dues, {due.offset: self._group(due.offset) for due in dues}, MAX_BYTES)
+        offsets = sorted({due.offset for due in dues})
+        release = gather(dues, ((offset, self._group(offset)) for offset in offsets), MAX_BYTES)
         assert release.dues[-1] == plan.upto, "whoever repeats a plan finds the same records"
         batch = release_batch(
             release.records,

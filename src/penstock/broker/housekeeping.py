@@ -103,7 +103,9 @@ class Housekeeping:
 
     async def apply_retention(self, partition: Partition) -> None:
         log, now_ms, end_offset = partition.log, self._node.now_ms(), partition.log.end_offset
-        below = min(partition.high_watermark, await self._taken_over(partition))
+        below = partition.high_watermark
+        if self._node.may_hold_records(partition):
+            below = min(below, await self._node.schedule.retained_from(partition))
         expired = await self._node.in_thread(log.expired_segments, now_ms, below)
         if not expired or partition.is_retired or self._is_being_worked_on(partition):
             return
@@ -124,7 +126,7 @@ class Housekeeping:
     async def _taken_over(self, partition: Partition) -> int:
         """Below this offset nothing is held back that the schedule has not taken over."""
         if not self._node.may_hold_records(partition):
-            return partition.log.end_offset
+            return 0
         return await self._node.schedule.taken_over(partition)
 
     def _is_being_worked_on(self, partition: Partition) -> bool:

@@ -274,6 +274,8 @@ class Node:
         if hasattr(self, "groups"):
             for coordinator in self._coordinators():
                 coordinator.close()
+        if "share" in self.__dict__:
+            self.share.close()
         if "schedule" in self.__dict__:
             self.schedule.close()
         await self.lifecycle.close()
@@ -450,7 +452,7 @@ class Node:
 
     def may_hold_records(self, partition: Partition) -> bool:
         """Whether records may be in a partition's log that are held back until they are due."""
-        return not partition.is_internal and (partition.is_scheduled or SCHEDULE in self.image.topics)
+        return partition.is_scheduled or ("schedule" in self.__dict__ and self.schedule.looks_after(partition))
 
     def _follow_schedule(self, delta: ImageDelta) -> None:
         """A node on which nothing is scheduled never loads it."""

@@ -1,7 +1,6 @@
 """Release: held records as the batch that is appended to their partition when they are due."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from penstock.protocol.records import BatchHeader, pack_batch
@@ -45,23 +44,65 @@ class Release(NamedTuple):
         return self, None
 
 
-def gather(dues: Sequence[Due], groups: Mapping[int, Group], bytes_max: int) -> Release:
-    """As many of these dues, from the first on, as fit; at least one. `groups` are by offset."""
-    counts = Counter(due.offset for due in dues)
-    starts = {offset: groups[offset].block.starts() for offset, count in counts.items() if count >= _MANY}
-    records: list[HeldRecord] = []
-    size = 0
+def gather(dues: Sequence[Due], groups: Iterable[tuple[int, Group]], bytes_max: int) -> Release:
+    """As many of these dues, from the first on, as fit; at least one.
+
+    `groups` are theirs, by offset; of each that comes by only what is wanted is kept.
+    """
+    places: dict[int, list[Due]] = {}
     for due in dues:
-        block = groups[due.offset].block
-        start = starts[due.offset][due.place] if due.offset in starts else block.start(due.place)
-        record = block.record(due.place, start)
-        size += record.size + RECORD_OVERHEAD_BYTES
-        if records and size > bytes_max:
-            break
-        records.append(record)
-    taken = tuple(dues[: len(records)])
-    touched = dict.fromkeys(due.offset for due in taken)
-    return Release(taken, tuple(records), tuple(groups[offset].last_due(offset) for offset in touched))
+        places.setdefault(due.offset, []).append(due)
+    found = _Found(bytes_max)
+    for offset, group in groups:
+        found.add(group, places[offset])
+    return found.release()
+
+
+class _Found:
+    """Records in any order, of which the first are kept as soon as there are too many."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._records: list[tuple[Due, HeldRecord]] = []
+        self._last_dues: list[Due] = []
+        self._size = 0
+        self._bound: Due | None = None  # from here on nothing is wanted any more
+
+    def add(self, group: Group, dues: list[Due]) -> None:
+        block = group.block
+        starts = block.starts() if len(dues) >= _MANY else None
+        for due in dues:
+            if self._bound is not None and due >= self._bound:
+                continue
+            start = block.start(due.place) if starts is None else starts[due.place]
+            record = block.record(due.place, start)
+            self._records.append((due, record))
+            self._size += record.size + RECORD_OVERHEAD_BYTES
+        self._last_dues.append(group.last_due(dues[0].offset))
+        if self._size > 2 * self._bytes_max:
+            self._cut()
+
+    def release(self) -> Release:
+        self._cut()
+        dues, records = zip(*self._records, strict=True)
+        kept = {due.offset for due in dues}
+        return Release(dues, records, tuple(last for last in self._last_dues if last.offset in kept))
+
+    def _cut(self) -> None:
+        self._records.sort(key=_due)
+        size = 0
+        for count, (due, record) in enumerate(self._records):
+            added = record.size + RECORD_OVERHEAD_BYTES
+            if count and size + added > self._bytes_max:
+                self._bound = due
+                del self._records[count:]
+                break
+            size += added
+        self._size = size
+
+
+def _due(pair: tuple[Due, HeldRecord]) -> Due:
+    return pair[0]
 
 
 def release_batch(

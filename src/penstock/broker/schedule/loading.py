@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from penstock.protocol.records import Record, decode_records, iter_batches
-from penstock.scheduling.records import Group, read_group, source_of
+from penstock.scheduling.records import Due, Group, read_group, source_of
 from penstock.scheduling.shard import ScheduleShard
 
 if TYPE_CHECKING:
@@ -48,18 +48,15 @@ def _records(log: Log, end: LogPosition) -> Iterator[tuple[Record, bool]]:
         time.sleep(_REST_S)
 
 
-def read_groups(log: Log, offsets: Iterable[int]) -> dict[int, Group]:
-    """Groups by their offsets, each batch read once. Raises KeyError for what is not there."""
-    groups: dict[int, Group] = {}
+def read_groups(log: Log, dues: Iterable[Due]) -> Iterator[tuple[int, Group]]:
+    """The groups of these, by offset, each batch read once. Raises KeyError for what is not there."""
     batch: dict[int, bytes | None] = {}
-    for offset in sorted(set(offsets)):
+    for offset in sorted({due.offset for due in dues}):
         if offset not in batch:
             piece = log.read(offset, 1, log.end)
             _, found = next(iter_batches(piece.data))
-            batch = {
-                record.offset: record.value for record in decode_records(found, log.config.decoded_bytes_max)
-            }
+            records = decode_records(found, log.config.decoded_bytes_max)
+            batch = {record.offset: record.value for record in records}
         value = batch[offset]
         assert value is not None, f"a tombstone at {offset}"
-        groups[offset] = read_group(value)
-    return groups
+        yield offset, read_group(value)

@@ -59,8 +59,12 @@ class Mover:
     def taken_offset(self) -> int:
         """What is at or beyond this offset is still needed here; 0 while that is not known."""
         if self._position is None:
-            return self.partition.log.end_offset if self._task.done() else 0
+            return 0
         return self.partition.log.end_offset if self._is_idle else self._next
+
+    @property
+    def is_at_work(self) -> bool:
+        return self._position is not None
 
     @property
     def _is_idle(self) -> bool:

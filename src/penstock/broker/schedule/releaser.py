@@ -27,14 +27,13 @@ logger = logging.getLogger("penstock.schedule")
 #: However far away the next record is, the clock may be set.
 _LOOK_S: Final = 1.0
 _RELEASE_BYTES_MAX: Final = 512 << 10
-_AHEAD_BYTES_MAX: Final = 4 << 20
+_AHEAD_BYTES_MAX: Final = 8 << 20
 _RECORDS_MIN: Final = 500
-_RECORDS_MAX: Final = 16_000
+_RECORDS_FEW: Final = 2000
+_RECORDS_MAX: Final = 40_000
 _UNBOUNDED: Final = 1 << 62
 #: To each broker: answers come in order, so a slow partition holds up those that share a connection.
 _CONNECTIONS: Final = 8
-_LANES: Final = 32
-_SLOW_LANES: Final = 8
 _APPEND_S: Final = 3.0
 _SLOW_APPEND_S: Final = 15.0
 _RETRY_S: Final = 0.5
@@ -58,13 +57,14 @@ class _Line:
         self.bytes_max = _RELEASE_BYTES_MAX
         self.records_max = _RECORDS_MIN
         self.ahead: Release | None = None  # read already, to be released next
+        self.reads_ahead = False
 
-    def adapt(self, record_count: int) -> None:
+    def adapt(self, record_count: int, asked: int) -> None:
         """Records that lie here and there are read in one go with others: the more are due, the more at a time."""
-        if record_count < self.records_max:
+        if record_count < asked:
             self.records_max = max(record_count + record_count // 4, _RECORDS_MIN)
         else:
-            self.records_max = min(2 * self.records_max, _RECORDS_MAX)
+            self.records_max = min(2 * asked, _RECORDS_MAX)
 
     def appended(self, plan: Plan) -> None:
         """Plans of an earlier leader had a producer of their own."""
@@ -79,8 +79,6 @@ class Releaser:
         self._wake = asyncio.Event()
         self._tasks: dict[Source, asyncio.Task[None]] = {}
         self._lines: dict[Source, _Line] = {}
-        self._lanes = asyncio.Semaphore(_LANES)
-        self._slow_lanes = asyncio.Semaphore(_SLOW_LANES)
 
     @property
     def waiting_count(self) -> int:
@@ -141,7 +139,7 @@ class Releaser:
     async def _serve(self, source: Source) -> None:
         line = self._lines.setdefault(source, _Line())
         try:
-            async with self._slow_lanes if line.is_slow else self._lanes:
+            async with self._host.schedule.slow_lanes if line.is_slow else self._host.schedule.lanes:
                 topic = self._node.image.topics_by_id.get(source.topic_id)
                 if topic is None:
                     await self._drop(source)
@@ -156,6 +154,9 @@ class Releaser:
             self._host.schedule.begin_anew(self._host)
         finally:
             line.ahead = None
+            if line.reads_ahead:
+                line.reads_ahead = False
+                self._host.schedule.readers_ahead.give_back()
             self._host.shard.unreserve(source)
 
     def _put_off(self, source: Source, line: _Line, error: Exception) -> None:
@@ -196,19 +197,28 @@ class Releaser:
             return release
         now_ms, arrived, log = self._node.now_ms(), index.taken_in(), self._host.partition.log
         self._host.shard.reserve(source, now_ms)
+        records_max, bytes_max = self._read_ahead(line)
 
         def gathered() -> tuple[Release | None, int | None]:
-            dues, first_ms = index.next_dues(arrived, released, now_ms, line.records_max)
+            dues, first_ms = index.next_dues(arrived, released, now_ms, records_max)
             if not dues:
                 return None, first_ms
-            return gather(dues, read_groups(log, (due.offset for due in dues)), _AHEAD_BYTES_MAX), first_ms
+            return gather(dues, read_groups(log, dues), bytes_max), first_ms
 
-        found, index.ladder_first_ms = await self._node.in_thread(gathered)
+        found, index.ladder_first_ms = await self._host.schedule.in_thread(gathered)
         if found is None:
             return None
-        line.adapt(len(found.dues))
+        line.adapt(len(found.dues), records_max)
         release, line.ahead = found.split(line.bytes_max)
         return release
+
+    def _read_ahead(self, line: _Line) -> tuple[int, int]:
+        """How many records are read at a time, and how many bytes of them: much by a few sources only."""
+        if line.records_max > _RECORDS_FEW and not line.reads_ahead:
+            line.reads_ahead = self._host.schedule.readers_ahead.take()
+        if line.reads_ahead:
+            return line.records_max, _AHEAD_BYTES_MAX
+        return min(line.records_max, _RECORDS_FEW), line.bytes_max
 
     async def _planned(self, source: Source, index: SourceIndex, plan: Plan) -> Release:
         """What an open plan is about: the same records in the same order, whoever repeats it."""
@@ -217,9 +227,9 @@ class Releaser:
 
         def gathered() -> tuple[Release, int | None]:
             dues, first_ms = index.next_dues(arrived, mark, plan.upto.due_ms, plan.record_count)
-            return gather(dues, read_groups(log, (due.offset for due in dues)), _UNBOUNDED), first_ms
+            return gather(dues, read_groups(log, dues), _UNBOUNDED), first_ms
 
-        release, index.ladder_first_ms = await self._node.in_thread(gathered)
+        release, index.ladder_first_ms = await self._host.schedule.in_thread(gathered)
         assert release.dues[-1] == plan.upto, f"{plan} ends at {release.dues[-1]}"
         assert len(release.dues) == plan.record_count, f"{plan} has {len(release.dues)} records"
         return release
@@ -283,7 +293,7 @@ class Releaser:
         held_count = host.shard.sources[source].held_count
         while index is not None:
             arrived = index.taken_in()
-            groups = await self._node.in_thread(index.groups, arrived, _DROP_GROUPS)
+            groups = await host.schedule.in_thread(index.groups, arrived, _DROP_GROUPS)
             if not groups:
                 break
             host.append(host.shard.drop_groups(source, groups))

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import struct
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from penstock.broker.apis import SCHEDULE as API_KEY
 from penstock.broker.internal_topics import SCHEDULED
@@ -38,7 +39,31 @@ _KNOWN_S: Final = 10.0
 #: How often there is a look at whether a mover has got on.
 _LOOK_S: Final = 0.01
 
+#: Sources whose records are released at the same time, and such whose partitions have been slow.
+_LANES: Final = 32
+_SLOW_LANES: Final = 8
+#: Sources of which much is read at a time: what they hold in memory is some 16 MB each.
+_READERS_AHEAD: Final = 4
+_THREADS: Final = 2
+
 _Key = tuple[str, int]
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class Permits:
+    """So many, for who can do without."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def take(self) -> bool:
+        is_left = self._left > 0
+        self._left -= is_left
+        return is_left
+
+    def give_back(self) -> None:
+        self._left += 1
 
 
 class Schedule(ShardedCoordinator[Any]):
@@ -51,6 +76,9 @@ class Schedule(ShardedCoordinator[Any]):
         self._is_closed = False
         self._delay_ms_max = node.settings.integer("penstock.schedule.delay.max.ms")
         self._commit_s = node.settings.integer(SCHEDULED.commit_timeout_ms) / 1000
+        self.lanes, self.slow_lanes = asyncio.Semaphore(_LANES), asyncio.Semaphore(_SLOW_LANES)
+        self.readers_ahead = Permits(_READERS_AHEAD)
+        self._threads = asyncio.Semaphore(_THREADS)
         self._hold = Hold(node.settings.integer("penstock.schedule.retention.hold.max.ms") / 1000)
         self._known: dict[_Key, tuple[int, float]] = {}  # of partitions that others lead: offset, until when
         self.hosts: dict[int, ShardHost] = {}
@@ -100,13 +128,29 @@ class Schedule(ShardedCoordinator[Any]):
                 else:
                     self.movers[partition.key] = Mover(self, partition)
 
-    async def taken_over(self, partition: Partition) -> int:
-        """Below this offset nothing is held that has not been taken over; a bounded time is given to do so."""
-        try:
-            offset = await self._taken_offset(partition)
-        except (ApiError, ConnectionError, TimeoutError):
-            offset = 0
+    async def in_thread(
+        self, call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        """What may take long leaves threads to those who read what is not cached."""
+        async with self._threads:
+            return await self.node.in_thread(call, *args, **kwargs)
+
+    def looks_after(self, partition: Partition) -> bool:
+        """Whether records were held back in a partition that this node leads."""
+        mover = self.movers.get(partition.key)
+        return mover is not None and mover.is_at_work
+
+    async def retained_from(self, partition: Partition) -> int:
+        """What retention must not take, for a bounded time."""
+        offset = await self.taken_over(partition)
         return self._hold.bounded(partition.key, offset, partition.high_watermark, time.monotonic())
+
+    async def taken_over(self, partition: Partition) -> int:
+        """Below this offset nothing is held that has not been taken over; 0 while that is not known."""
+        try:
+            return await self._taken_offset(partition)
+        except (ApiError, ConnectionError, TimeoutError):
+            return 0
 
     async def _taken_offset(self, partition: Partition) -> int:
         if partition.is_leader:

@@ -112,10 +112,10 @@ class ShardHost:
     async def _load(self) -> None:
         log, end, started = self.partition.log, self.partition.log.end, asyncio.get_running_loop().time()
         self._last_offset = end.offset - 1
-        await self.node.in_thread(load_sources, self.shard, log, end)
+        await self.schedule.in_thread(load_sources, self.shard, log, end)
         self._knows_sources = True
-        await self.node.in_thread(load_groups, self.shard, log, end)
-        await self.node.in_thread(self.indexes.begin)
+        await self.schedule.in_thread(load_groups, self.shard, log, end)
+        await self.schedule.in_thread(self.indexes.begin)
         self.is_loaded = True
         if self.shard.sources:
             seconds = round(asyncio.get_running_loop().time() - started, 3)
