@@ -132,6 +132,9 @@ class Broker:
         """Blocking: nothing is made of it here, but it takes its turn."""
         return memoryview(records)
 
+    def may_hold_records(self, partition: Partition) -> bool:
+        return False
+
     def in_thread(self, call: Callable[..., Any], *args: Any, **options: Any) -> asyncio.Future[Any]:
         return asyncio.wrap_future(self.executor.submit(call, *args, **options))
 

@@ -3,9 +3,9 @@
 Live followers must have followed, so that what is deleted stays so whoever leads next. A request that runs out of
 time before they have is told so; for its own readers the records are gone nevertheless. A follower saves its start
 with its checkpoints: one that is killed before, and leads before it has fetched again, shows deleted records again.
-Records that are held back until they are due are taken over by the schedule first, and are not deleted. Offset -1 stands
-for the high watermark. Topics that are only compacted refuse it, and so do internal ones. The
-files go with the next round of retention.
+Records that are held back until they are due are taken over by the schedule first, and are not deleted. Offset -1
+stands for the high watermark. Topics that are only compacted refuse it, and so do internal ones. The files go with
+the next round of retention.
 """
 
 from __future__ import annotations
