@@ -234,3 +234,46 @@ async def test_a_group_that_turns_to_at_most_once_gets_nothing_twice(node: Node)
     await one.vanish()
     await until(lambda: len(node.share.sessions) == 1)
     assert (await two.fetch(wait_ms=_LONG_MS)).acquired == [(3, 1)]
+
+
+# -- leaders ---------------------------------------------------------------------------------------------
+
+
+async def test_another_leader_epoch_begins_with_what_is_stored(node: Node) -> None:
+    """And who led before is fenced, though it does not know yet."""
+    one, two = await _with_records(node, 4)
+    await one.fetch(records=2, share_acquire_mode=1, wait_ms=_LONG_MS)
+    await one.acknowledge((0, 0, [RELEASE]))
+    (before,) = node.share
+    partition = node.partitions.find("t", 0)
+    state = node.image.topics["t"].partitions[0]
+    later = state._replace(leader_epoch=state.leader_epoch + 1)
+    partition.lead(later, local_id=node.node_id, lag_ms_max=1000)
+    assert (await two.fetch(wait_ms=_LONG_MS)).acquired == [(0, 2), (1, 1), (2, 1), (3, 1)]
+    assert before.is_closed
+    assert await one.acknowledge((1, 1, [ACCEPT])) is ErrorCode.invalid_record_state
+    with pytest.raises(ApiError) as fenced:
+        await before._store(4, 0, [])
+    assert fenced.value.code is ErrorCode.fenced_leader_epoch
+
+
+async def test_whoever_waits_is_sent_to_the_new_leader(node: Node) -> None:
+    await share_topic(node)
+    member = await Member.join(node)
+    waiting = asyncio.create_task(member.ask(wait_ms=_LONG_MS))
+    await until(lambda: any(one._watchers for one in node.share if one.rules is not None))
+    partition = node.partitions.find("t", 0)
+    state = node.image.topics["t"].partitions[0]
+    partition.follow(state._replace(leader=9, leader_epoch=state.leader_epoch + 1), local_id=node.node_id)
+    (topic,) = (await waiting).responses
+    assert topic.partitions[0].error_code is ErrorCode.not_leader_or_follower
+    assert topic.partitions[0].current_leader.leader_id == 9
+
+
+async def test_a_stopped_node_has_no_timers_left(tmp_path: Path) -> None:
+    async with running(tmp_path, **_SETTINGS) as node:
+        one, _ = await _with_records(node, 2)
+        await one.fetch(wait_ms=_LONG_MS)
+        (led_here,) = node.share
+        assert led_here._timer is not None
+    assert led_here._timer.cancelled()
