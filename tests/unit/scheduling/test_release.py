@@ -1,0 +1,65 @@
+"""What is gathered for a release: the first that fit, whatever the order in which their groups are read."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.scheduling.held import HeldRecord, open_block, pack_block
+from penstock.scheduling.records import Due, Group, unpack_due
+from penstock.scheduling.release import RECORD_OVERHEAD_BYTES, Release, gather
+
+sizes = st.integers(0, 300)
+groups_of = st.dictionaries(
+    st.integers(0, 1000),
+    st.lists(st.tuples(st.integers(0, 50), sizes), min_size=1, max_size=12),
+    min_size=1,
+    max_size=8,
+)
+
+
+def group(times_and_sizes: list[tuple[int, int]], floor_ms: int) -> Group:
+    records = [HeldRecord(ms, b"%d" % ms + b"." * size, 0, b"") for ms, size in times_and_sizes]
+    return Group(floor_ms, open_block(pack_block(records)))
+
+
+@given(
+    contents=groups_of,
+    floor_ms=st.integers(-1, 40),
+    bytes_max=st.integers(1, 3000),
+    split_bytes=st.integers(1, 900),
+)
+def test_the_first_that_fit_are_gathered_and_split_in_order(
+    contents: dict[int, list[tuple[int, int]]], floor_ms: int, bytes_max: int, split_bytes: int
+) -> None:
+    groups = {offset: group(records, floor_ms) for offset, records in contents.items()}
+    dues = sorted(unpack_due(key) for offset, each in groups.items() for key in each.dues(offset))
+    release = gather(dues, sorted(groups.items()), bytes_max)
+    assert list(release.dues) == dues[: len(release.dues)]
+    size = sum(record.size + RECORD_OVERHEAD_BYTES for record in release.records)
+    assert size <= bytes_max or len(release.records) == 1
+    for due, record in zip(release.dues, release.records, strict=True):
+        assert record == groups[due.offset].block.record(
+            due.place, groups[due.offset].block.starts()[due.place]
+        )
+        assert max(record.due_ms, floor_ms) == due.due_ms
+    if len(release.dues) < len(dues):
+        following = dues[len(release.dues)]
+        left_out = groups[following.offset].block.record(
+            following.place, groups[following.offset].block.start(following.place)
+        )
+        assert size + left_out.size + RECORD_OVERHEAD_BYTES > bytes_max, "no more would have fitted"
+    _check_split(release, groups, split_bytes)
+
+
+def _check_split(release: Release, groups: dict[int, Group], split_bytes: int) -> None:
+    parts: list[Release] = []
+    rest: Release | None = release
+    while rest is not None:
+        part, rest = rest.split(split_bytes)
+        parts.append(part)
+    assert [due for part in parts for due in part.dues] == list(release.dues)
+    assert [record for part in parts for record in part.records] == list(release.records)
+    finished = [offset for part in parts for offset in part.finished]
+    last: Due = release.dues[-1]
+    assert sorted(finished) == sorted(
+        offset for offset, each in groups.items() if max(map(unpack_due, each.dues(offset))) <= last
+    ), "each group ends once, with its last record"
