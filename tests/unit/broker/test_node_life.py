@@ -131,7 +131,7 @@ async def test_a_stop_without_room_ends_and_the_next_start_recovers(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.log.log.write_indexes", full)
+        patch.setattr("penstock.log.lookup.write_indexes", full)
         await node.stop()
     assert (node.state, node.stopped_cleanly) == ("stopped", False)
     assert not (tmp_path / "data" / ".kafka_cleanshutdown").exists()
