@@ -91,6 +91,8 @@ APIS: Final = {
         Api(73, "assign_replicas_to_dirs", 0, 0, while_starting=True),
         Api(74, "list_config_resources", 0, 1),
         Api(75, "describe_topic_partitions", 0, 0),
+        Api(76, "share_group_heartbeat", 1, 1, broker_only=True),
+        Api(77, "share_group_describe", 1, 1, broker_only=True),
         Api(SHARE_FETCH, "share_fetch", 1, 2, broker_only=True),
         Api(SHARE_ACKNOWLEDGE, "share_acknowledge", 1, 2, broker_only=True),
         Api(80, "add_raft_voter", 0, 1, relay=True, while_starting=True),
@@ -101,6 +103,9 @@ APIS: Final = {
         Api(85, "write_share_group_state", 0, 1, broker_only=True),
         Api(86, "delete_share_group_state", 0, 0, broker_only=True),
         Api(87, "read_share_group_state_summary", 0, 1, broker_only=True),
+        Api(90, "describe_share_group_offsets", 0, 1, broker_only=True),
+        Api(91, "alter_share_group_offsets", 0, 0, broker_only=True),
+        Api(92, "delete_share_group_offsets", 0, 0, broker_only=True),
     )
 }
 

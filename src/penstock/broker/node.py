@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from penstock.broker.schedule.service import Schedule
     from penstock.broker.sharded_coordinator import ShardedCoordinator
     from penstock.broker.share.table import SharePartitions
+    from penstock.broker.share.upkeep import ShareUpkeep
     from penstock.broker.share_state.coordinator import ShareStateCoordinator
     from penstock.broker.transactions.coordinator import TransactionCoordinator
     from penstock.log.log import Log
@@ -106,7 +107,7 @@ SUPPORTED_FEATURES: Final = (
     Feature("metadata.version", 23, 23),
     Feature("transaction.version", 0, 2),
     Feature("group.version", 0, 1),
-    Feature("share.version", 0, 0),
+    Feature("share.version", 0, 1),
 )
 
 
@@ -372,6 +373,13 @@ class Node:
         from penstock.broker.share.table import SharePartitions
 
         return SharePartitions(self)
+
+    @cached_property
+    def share_upkeep(self) -> ShareUpkeep:
+        """Made with the first share group."""
+        from penstock.broker.share.upkeep import ShareUpkeep
+
+        return ShareUpkeep(self)
 
     @cached_property
     def schedule(self) -> Schedule:

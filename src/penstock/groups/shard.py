@@ -244,6 +244,10 @@ class GroupShard:
             for group in self.groups.values()
         )
 
+    def kind_of(self, group_id: str) -> str | None:
+        group = self.groups.get(group_id)
+        return None if group is None else group.kind
+
     def describe(self, group_id: str) -> DescribedGroup | None:
         group = self.groups.get(group_id)
         return None if group is None else group.described()

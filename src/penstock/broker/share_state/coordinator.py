@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from penstock.broker.group_settings import effective_group_settings
 from penstock.broker.internal_topics import SHARE_STATE
 from penstock.broker.sharded_coordinator import ShardedCoordinator
 from penstock.broker.share_state.dead_letters import DeadLetters
 from penstock.broker.share_state.persister import Persister
 from penstock.broker.share_state.pruning import Pruning
-from penstock.groups.share_state.values import Answer, Key, Question
+from penstock.groups.share_state.values import Answer, Initialize, Key, Question
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
     async def _ask_shard(
         self, place: int, questions: Sequence[Question], numbers: list[int], answers: list[Answer]
     ) -> None:
-        mine, now_ms = [questions[number] for number in numbers], self.now_ms()
+        mine, now_ms = [self._bound(questions[number]) for number in numbers], self.now_ms()
         try:
             given: Sequence[Answer] = await self.write_shard(
                 place, lambda shard, token: shard.ask(mine, token, now_ms=now_ms)
@@ -132,6 +133,13 @@ class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
             given = [Answer(error.code, error.message)] * len(mine)
         for number, answer in zip(numbers, given, strict=True):
             answers[number] = answer
+
+    def _bound(self, question: Question) -> Question:
+        """A group that is at-most-once does not go back, whoever asks for it."""
+        if type(question) is Initialize:
+            group = effective_group_settings(self._node, question.key.group)
+            return question._replace(only_forward=group.is_at_most_once)
+        return question
 
     def _flaw(self, key: Key) -> Answer | None:
         """What is wrong with a share partition, whatever its state is."""

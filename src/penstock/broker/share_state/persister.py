@@ -64,7 +64,11 @@ class Persister:
     async def initialize(
         self, group: str, topic_id: UUID, partition: int, *, state_epoch: int, start_offset: int
     ) -> None:
-        """A start offset of -1 leaves it to the first write. Resetting what exists needs a larger state epoch."""
+        """A start offset of -1 leaves it to the first write, and what exists as it is.
+
+        Another one begins what exists anew, which needs a larger state epoch. POLICY_VIOLATION: that would be a step
+        back for a group that is at-most-once.
+        """
         await self._ask(Initialize(Key(group, topic_id, partition), state_epoch, start_offset))
 
     async def read(self, group: str, topic_id: UUID, partition: int, leader_epoch: int) -> ShareState:

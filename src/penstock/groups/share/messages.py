@@ -73,8 +73,7 @@ class DescribedShareGroup:
 StartOffsets = Mapping[str, Mapping[int, int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlterReply:
+class AlterReply(NamedTuple):
     """States of `places` may now be begun anew with `epoch`; nothing else was asked for that exists."""
 
     error: ErrorCode = ErrorCode.none
@@ -85,8 +84,7 @@ class AlterReply:
     upkeep: Upkeep | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteReply:
+class DeleteReply(NamedTuple):
     """`places` may have a state, which is to be deleted. Topics that are not in it have none."""
 
     error: ErrorCode = ErrorCode.none

@@ -261,11 +261,9 @@ class ShareStateShard:
         state = self._states.get(name)
         if question.start_offset < UNSET:
             return _INVALID_START
-        if state is not None and UNSET != question.state_epoch <= state.state_epoch:
-            # What comes again must not take back what was done since.
-            is_repeated = question.state_epoch == state.state_epoch
-            is_harmless = question.start_offset in (UNSET, state.start_offset)
-            return _DONE if is_repeated and is_harmless else _FENCED_STATE
+        refusal = None if state is None else _refusal(question, state)
+        if refusal is not None:
+            return refusal
         snapshot = Snapshot(
             0 if state is None else state.snapshot_epoch + 1,
             question.state_epoch,
@@ -418,6 +416,20 @@ _SNAPSHOT_KIND, _UPDATE_KIND, _PENDING_KIND, _PLAN_KIND, _SETTLED_KIND = (
     encode_key(kind, _ANY)[:_KIND_BYTES]
     for kind in (records.SNAPSHOT, records.UPDATE, records.PENDING, records.PLAN, records.SETTLED)
 )
+
+
+def _refusal(question: Initialize, state: PartitionState) -> Answer | None:
+    """Why what is there stays as it is. What comes again must not take back what was done since."""
+    if question.start_offset == UNSET:
+        return _DONE
+    if UNSET != question.state_epoch <= state.state_epoch:
+        is_repeated = question.state_epoch == state.state_epoch
+        return _DONE if is_repeated and question.start_offset == state.start_offset else _FENCED_STATE
+    if question.only_forward and question.start_offset < state.handed_out_upto:
+        return _BACKWARDS
+    return None
+
+
 _DONE: Final = Answer()
 _NOTHING: Final = ShareSummary(0, 0, UNSET, UNSET)
 _FENCED_LEADER: Final = Answer(ErrorCode.fenced_leader_epoch, "a later leader has read or written the state")
@@ -427,6 +439,9 @@ _INVALID_WRITE: Final = Answer(
 )
 _INVALID_READ: Final = Answer(
     ErrorCode.invalid_request, "Read operation on uninitialized share partition not allowed."
+)
+_BACKWARDS: Final = Answer(
+    ErrorCode.policy_violation, "records that were handed out would be handed out again"
 )
 _INVALID_START: Final = Answer(ErrorCode.invalid_request, "a start offset that cannot be")
 _INVALID_BATCHES: Final = Answer(ErrorCode.invalid_request, "state batches that cannot be")

@@ -97,6 +97,11 @@ class PartitionState:
         """Grows by one with every record that becomes final."""
         return max(self.start_offset, 0) + max(self.delivery_complete_count, 0)
 
+    @property
+    def handed_out_upto(self) -> int:
+        """Nothing from here on was handed to anyone, as far as was written."""
+        return max(self.start_offset, self.batches[-1][1] + 1 if self.batches else 0)
+
     def shown(self) -> ShareState:
         return ShareState(
             self.state_epoch, self.start_offset, tuple(StateBatch._make(one) for one in self.batches)

@@ -56,9 +56,13 @@ class ShareSummary(NamedTuple):
 
 
 class Initialize(NamedTuple):
+    """Without a start offset (UNSET) only what is missing is made; with one, what is there begins anew."""
+
     key: Key
     state_epoch: int
     start_offset: int
+    #: Refused where it would begin before what was already handed out.
+    only_forward: bool = False
 
 
 class Read(NamedTuple):

@@ -1,0 +1,114 @@
+"""AlterShareGroupOffsets (key 91), v0: a group without members begins anew at these offsets.
+
+A group that does not exist is made. What is in flight of before is forgotten, and whoever still holds the old state is
+fenced. A group that is at-most-once is not moved backwards, nor onto records that it was handed: POLICY_VIOLATION.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kio.schema.alter_share_group_offsets.v0.response import (
+    AlterShareGroupOffsetsResponse,
+    AlterShareGroupOffsetsResponsePartition,
+    AlterShareGroupOffsetsResponseTopic,
+)
+
+from penstock.broker.context import RequestContext
+from penstock.broker.group_requests import NO_THROTTLE
+from penstock.groups.share.messages import AlterReply, StartOffsets
+from penstock.groups.share.positions import begin_alter
+from penstock.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.share.upkeep import Errors
+
+_UNKNOWN: Final = ApiError(ErrorCode.unknown_topic_or_partition)
+_NEGATIVE: Final = ApiError(ErrorCode.invalid_request, "The start offset is negative.")
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    wanted = {
+        topic.topic_name: {part.partition_index: part.start_offset for part in topic.partitions}
+        for topic in request.topics
+    }
+    try:
+        if not request.group_id:
+            raise ApiError(ErrorCode.invalid_group_id)
+        await ctx.node.groups.ensure_topic()
+        reply = await _begin(ctx, request.group_id, wanted)
+        errors = await _alter(ctx, request.group_id, wanted, reply)
+    except ApiError as error:
+        return _response(error, ())
+    return _response(None, tuple(_topic(ctx, topic, reply, errors) for topic in request.topics))
+
+
+async def _begin(ctx: RequestContext, group_id: str, wanted: StartOffsets) -> AlterReply:
+    """What an earlier deletion has left is finished first."""
+    possible = {
+        name: {index: start for index, start in starts.items() if start >= 0}
+        for name, starts in wanted.items()
+    }
+    reply = await _ask(ctx, group_id, possible)
+    if reply.upkeep is not None:
+        await ctx.node.share_upkeep.settle(group_id, reply.upkeep)
+        reply = await _ask(ctx, group_id, possible)
+    if reply.upkeep is not None:
+        raise ApiError(ErrorCode.coordinator_not_available, "The offsets of before are still being deleted.")
+    return reply
+
+
+async def _ask(ctx: RequestContext, group_id: str, wanted: StartOffsets) -> AlterReply:
+    groups = ctx.node.groups
+    reply: AlterReply = await groups.write(
+        group_id, lambda shard, token: begin_alter(shard, group_id, wanted, token, now_ms=groups.now_ms())
+    )
+    if reply.error is not ErrorCode.none:
+        raise ApiError(reply.error, reply.message)
+    return reply
+
+
+async def _alter(ctx: RequestContext, group_id: str, wanted: StartOffsets, reply: AlterReply) -> Errors:
+    topics = ctx.node.groups.topics
+    starts = {
+        (topic_id, index): wanted[topic.name][index]
+        for topic_id, indexes in reply.places.items()
+        if (topic := topics.by_id(topic_id)) is not None
+        for index in indexes
+    }
+    return await ctx.node.share_upkeep.initialize(group_id, reply.epoch, starts)
+
+
+# -- answers -------------------------------------------------------------------------------------------
+
+
+def _response(error: ApiError | None, topics: tuple[Any, ...]) -> Any:
+    return AlterShareGroupOffsetsResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none if error is None else error.code,
+        error_message=None if error is None else error.message,
+        responses=topics,
+    )
+
+
+def _topic(ctx: RequestContext, topic: Any, reply: AlterReply, errors: Errors) -> Any:
+    known = ctx.node.groups.topics.get(topic.topic_name)
+    topic_id = None if known is None else known.id
+    partitions = []
+    for part in topic.partitions:
+        error = _UNKNOWN
+        if part.start_offset < 0:
+            error = _NEGATIVE
+        elif topic_id is not None and part.partition_index in reply.places.get(topic_id, ()):
+            error = errors.get((topic_id, part.partition_index), _NO_ERROR)
+        partitions.append(
+            AlterShareGroupOffsetsResponsePartition(
+                partition_index=part.partition_index, error_code=error.code, error_message=error.message
+            )
+        )
+    return AlterShareGroupOffsetsResponseTopic(
+        topic_name=topic.topic_name, topic_id=topic_id, partitions=tuple(partitions)
+    )
+
+
+_NO_ERROR: Final = ApiError(ErrorCode.none)

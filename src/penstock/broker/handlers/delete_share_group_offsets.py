@@ -1,0 +1,58 @@
+"""DeleteShareGroupOffsets (key 92), v0: a group without members forgets these topics.
+
+If it comes back to one it begins by share.auto.offset.reset. A group that is at-most-once forgets nothing, because it
+would be handed records again: POLICY_VIOLATION.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kio.schema.delete_share_group_offsets.v0.response import (
+    DeleteShareGroupOffsetsResponse,
+    DeleteShareGroupOffsetsResponseTopic,
+)
+
+from penstock.broker.context import RequestContext
+from penstock.broker.group_requests import NO_THROTTLE
+from penstock.broker.share.deletion import delete_positions, refuse_if_at_most_once
+from penstock.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.broker.share.deletion import Deletion
+
+_NOT_THERE: Final = ApiError(ErrorCode.unknown_topic_or_partition)
+_NO_STATE: Final = ApiError(ErrorCode.unknown_topic_or_partition, "There is no offset information to delete.")
+_NO_ERROR: Final = ApiError(ErrorCode.none)
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    names = list(dict.fromkeys(topic.topic_name for topic in request.topics))
+    try:
+        if not request.group_id:
+            raise ApiError(ErrorCode.invalid_group_id)
+        refuse_if_at_most_once(ctx.node, request.group_id)
+        deletion = await delete_positions(ctx.node, request.group_id, names)
+    except ApiError as error:
+        return _response(error, ())
+    return _response(None, tuple(_topic(ctx, name, deletion) for name in names))
+
+
+def _response(error: ApiError | None, topics: tuple[Any, ...]) -> Any:
+    return DeleteShareGroupOffsetsResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none if error is None else error.code,
+        error_message=None if error is None else error.message,
+        responses=topics,
+    )
+
+
+def _topic(ctx: RequestContext, name: str, deletion: Deletion) -> Any:
+    topic_id = next((id for id, known in deletion.names.items() if known == name), None)
+    if topic_id is not None:
+        error = deletion.errors.get(topic_id, _NO_ERROR)
+    else:
+        error = _NOT_THERE if ctx.node.groups.topics.get(name) is None else _NO_STATE
+    return DeleteShareGroupOffsetsResponseTopic(
+        topic_name=name, topic_id=topic_id, error_code=error.code, error_message=error.message
+    )

@@ -1,0 +1,79 @@
+"""Where partitions end, wherever they are led: what a lag is counted from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.broker_calls import ask_broker
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.schemas import schema_class
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+
+_LIST_OFFSETS: Final = 2
+_LATEST: Final = -1
+_NOT_A_REPLICA: Final = -1
+_TIMEOUT_S: Final = 5.0
+
+#: topic, partition
+Place = tuple[str, int]
+
+
+async def end_offsets(node: Node, places: Iterable[Place]) -> dict[Place, int | ApiError]:
+    """High watermarks, or why one is not known; one request for each leader."""
+    by_leader: dict[int, list[Place]] = {}
+    found: dict[Place, int | ApiError] = {}
+    for topic, index in places:
+        state = node.image.partition(topic, index)
+        if state is None:
+            found[topic, index] = ApiError(ErrorCode.unknown_topic_or_partition)
+        elif not state.has_leader:
+            found[topic, index] = ApiError(ErrorCode.leader_not_available)
+        else:
+            by_leader.setdefault(state.leader, []).append((topic, index))
+    answers = await asyncio.gather(*(_ask(node, leader, asked) for leader, asked in by_leader.items()))
+    for answer in answers:
+        found.update(answer)
+    return found
+
+
+async def _ask(node: Node, leader: int, places: list[Place]) -> dict[Place, int | ApiError]:
+    try:
+        response = await ask_broker(
+            node, leader, _LIST_OFFSETS, _request(places), timeout_s=_TIMEOUT_S, purpose="lag"
+        )
+    except ApiError as error:
+        return dict.fromkeys(places, error)
+    return {
+        (topic.name, part.partition_index): (
+            part.offset if part.error_code is ErrorCode.none else ApiError(part.error_code)
+        )
+        for topic in response.topics
+        for part in topic.partitions
+    }
+
+
+def _request(places: list[Place]) -> Any:
+    request = schema_class("list_offsets.v11.request:ListOffsetsRequest")
+    topic_class = schema_class("list_offsets.v11.request:ListOffsetsTopic")
+    part_class = schema_class("list_offsets.v11.request:ListOffsetsPartition")
+    by_topic: dict[str, list[int]] = {}
+    for topic, index in places:
+        by_topic.setdefault(topic, []).append(index)
+    topics = tuple(
+        topic_class(
+            name=topic,
+            partitions=tuple(
+                part_class(partition_index=index, current_leader_epoch=-1, timestamp=_LATEST)
+                for index in indexes
+            ),
+        )
+        for topic, indexes in by_topic.items()
+    )
+    return request(
+        replica_id=_NOT_A_REPLICA, isolation_level=0, topics=topics, timeout=timedelta(seconds=_TIMEOUT_S)
+    )
