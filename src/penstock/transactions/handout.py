@@ -56,15 +56,16 @@ class Handout:
 
     def announce(self, decided: Iterable[Transaction]) -> Iterable[tuple[Token, MarkersReply]]:
         """These will be replayed next, in this order."""
-        markers = tuple(_markers(transaction) for transaction in decided if transaction.state.is_prepared)
+        prepared = (transaction for transaction in decided if transaction.state.is_prepared)
+        markers = tuple(_markers(each, serial) for serial, each in enumerate(prepared, self._serial + 1))
         if markers and self._waiting is not None:
             yield self._waiting, MarkersReply(markers, self._position(self._serial + len(markers)))
             self._waiting = None
 
     def is_written(self, markers: Markers, partitions: Iterable[TopicPartition]) -> bool:
-        """Whether the last marker of this transaction is there now."""
+        """Whether the last marker of this transaction is there now; a report of an earlier one says nothing of it."""
         prepared = self._prepared.get(markers.transactional_id)
-        if prepared is None or prepared.transaction.producer != (markers.producer_id, markers.epoch):
+        if prepared is None or prepared.serial != markers.serial:
             return False
         prepared.remaining.difference_update(partitions)
         return not prepared.remaining
@@ -78,12 +79,13 @@ class Handout:
         for prepared in reversed(self._prepared.values()):
             if prepared.serial <= serial:
                 break
-            newer.append(_markers(prepared.transaction))
+            newer.append(_markers(prepared.transaction, prepared.serial))
         return tuple(reversed(newer))
 
 
-def _markers(transaction: Transaction) -> Markers:
+def _markers(transaction: Transaction, serial: int) -> Markers:
     return Markers(
+        serial=serial,
         transactional_id=transaction.transactional_id,
         producer_id=transaction.producer.id,
         epoch=transaction.producer.epoch,

@@ -82,6 +82,8 @@ class EndReply(NamedTuple):
 class Markers(NamedTuple):
     """The end of one transaction, to be written into each of its partitions."""
 
+    #: Of this hand-out in the life of the shard: all else may be the same for a producer's next transaction.
+    serial: int
     transactional_id: str
     producer_id: int
     epoch: int

@@ -101,6 +101,25 @@ def test_an_answer_that_was_lost_is_given_again_and_none_is_given_twice() -> Non
     assert run(shard, shard.next_markers(again.position, "waits")) == []
 
 
+def test_a_late_report_of_written_markers_does_not_complete_the_next_transaction() -> None:
+    """With the older protocol both are of one producer id and epoch, and the report may be repeated at any time."""
+    shard = new_shard()
+    begin(shard, "x", 7)
+    run(shard, shard.end(EndRequest("x", 7, 0, True, 0), "client", now_ms=1))
+    (first,) = run(shard, shard.next_markers(None, "writer"))
+    assert isinstance(first, MarkersReply)
+    run(shard, shard.markers_written(first.markers[0], (T0,), None, now_ms=2))
+    assert shard.transactions["x"].state is State.COMPLETE_COMMIT
+    run(shard, shard.add_partitions(AddRequest("x", 7, 0, (T0,), 0), None, now_ms=3))
+    shard.next_markers(first.position, "writer")
+    _, second = run(shard, shard.end(EndRequest("x", 7, 0, False, 0), "client", now_ms=4))
+    run(shard, shard.markers_written(first.markers[0], (T0,), None, now_ms=5))
+    assert shard.transactions["x"].state is State.PREPARE_ABORT
+    assert isinstance(second, MarkersReply)
+    run(shard, shard.markers_written(second.markers[0], (T0,), None, now_ms=6))
+    assert shard.transactions["x"].state is State.COMPLETE_ABORT
+
+
 def test_a_prepared_transaction_without_partitions_is_completed() -> None:
     """Kafka stores such when a transaction is aborted that nothing was added to."""
     shard = new_shard()
