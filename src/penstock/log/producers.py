@@ -203,6 +203,10 @@ class Producers:
         self.check_epoch(producer_id, epoch)
         return self.transactions.begin_verification(producer_id)
 
+    def is_guarded(self, guard: VerificationGuard) -> bool:
+        """Whether no marker has come in since."""
+        return self.transactions.is_valid(guard)
+
     def check_guard(self, producer_id: int, epoch: int, guard: VerificationGuard) -> None:
         """Raises ApiError when the transaction that was verified may have ended meanwhile."""
         if self.needs_verification(producer_id, epoch) and not self.transactions.is_valid(guard):

@@ -29,6 +29,7 @@ from tests.waiting import eventually_async
 from penstock.broker.node import Node
 from penstock.broker.partition import Partition
 from penstock.broker.transactions.admission import Writer
+from penstock.broker.transactions.markers import MarkerDelivery
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import Record, encode_batch
 
@@ -236,6 +237,35 @@ async def test_a_batch_that_is_verified_while_its_transaction_ends_is_refused(
     ended.set()
     assert await sending is ErrorCode.invalid_txn_state
     assert await stage.everything() == []
+
+
+async def test_a_transaction_may_begin_before_the_marker_of_the_last_one_is_written(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marker comes while the next transaction's first batch is verified, and is not taken for its own end."""
+    producer = await stage.producer(NEW)
+    asked, markers_may_go = asyncio.Event(), asyncio.Event()
+    write, ask = MarkerDelivery._write, stage.node.transactions.verification.ask
+
+    async def write_later(*args: Any) -> Any:
+        await markers_may_go.wait()
+        return await write(*args)
+
+    async def ask_loudly(*args: Any) -> Any:
+        asked.set()
+        return await ask(*args)
+
+    assert await producer.send("first") is NONE
+    monkeypatch.setattr(MarkerDelivery, "_write", write_later)
+    assert await producer.end(commit=True) is NONE
+    monkeypatch.setattr(stage.node.transactions.verification, "ask", ask_loudly)
+    sending = asyncio.create_task(producer.send("second"))
+    await asked.wait()
+    markers_may_go.set()
+    assert await sending is NONE
+    assert await producer.end(commit=True) is NONE
+    await stage.settled(producer)
+    assert await stage.committed() == ["first", "second"]
 
 
 async def test_a_producers_batches_stay_in_order_and_nobody_else_waits(

@@ -35,6 +35,8 @@ _LATER: Final = frozenset(
         ErrorCode.unknown_server_error,
     }
 )
+#: Of a producer only its last transaction can be ending, so a second time is the last.
+_GUARDS_MAX: Final = 3
 
 
 class Writer(NamedTuple):
@@ -91,7 +93,17 @@ class Admission:
         """
         if not self._needs_word(partition, writer):
             return None
-        guard = partition.log.producers.begin_verification(writer.producer_id, writer.epoch)
+        producers = partition.log.producers
+        for _ in range(_GUARDS_MAX):
+            guard = producers.begin_verification(writer.producer_id, writer.epoch)
+            await self._hear(partition, writer)
+            # A producer of the newer protocol may be ahead of its last transaction's marker, which voids the guard.
+            if not writer.adds or producers.is_guarded(guard):
+                break
+        return guard
+
+    async def _hear(self, partition: Partition, writer: Writer) -> None:
+        """Raises ApiError unless the coordinator says that the partition is in the transaction."""
         leader_epoch = partition.leader_epoch
         place = TopicPartition(partition.topic, partition.index)
         question = Question(writer.transactional_id, writer.producer_id, writer.epoch, writer.adds)
@@ -100,7 +112,6 @@ class Admission:
             raise _refusal(outcomes[place], writer)
         if partition.leader_epoch != leader_epoch:
             raise ApiError(ErrorCode.not_leader_or_follower)
-        return guard
 
     def check_open(self, partition: Partition, writer: Writer) -> None:
         """For a batch without a guard that is appended later than it came. Raises ApiError."""
