@@ -310,6 +310,27 @@ async def test_a_producers_batches_stay_in_order_and_nobody_else_waits(
     assert overtakes == [False] * 3, "one that came now would have overtaken those that wait"
 
 
+async def test_what_follows_a_batch_that_came_too_soon_after_the_last_end_does_not_take_its_place(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first batch has to be sent again; the partition knows nothing of the producer, and would take any other."""
+    producer = await stage.producer(NEW)
+    verification = stage.node.transactions.verification
+    ask, outcomes = verification.ask, [ErrorCode.concurrent_transactions]
+
+    async def ask_too_soon(question: Any, partitions: Any) -> Any:
+        if outcomes:
+            return dict.fromkeys(partitions, outcomes.pop())
+        return await ask(question, partitions)
+
+    monkeypatch.setattr(verification, "ask", ask_too_soon)
+    first, second = producer.batch("0"), producer.batch("1")
+    assert await producer.send_batch(first) is ErrorCode.concurrent_transactions
+    assert await producer.send_batch(second) is ErrorCode.concurrent_transactions
+    assert [await producer.send_batch(batch) for batch in (first, second)] == [NONE] * 2
+    assert await stage.everything() == ["0", "1"]
+
+
 async def publish(client: WireClient, value: str, **producer: Any) -> ErrorCode:
     batch = encode_batch([Record(0, NOW_MS, None, value.encode())], **producer)
     part = SimpleNamespace(index=0, records=bytes(batch))

@@ -49,7 +49,12 @@ _PRODUCER_AT = 43
 _TIMEOUT_MS_DEFAULT = 30_000
 #: Refusals that producers answer with the same batch again.
 _PASSING = frozenset(
-    {ErrorCode.not_enough_replicas, ErrorCode.not_leader_or_follower, ErrorCode.kafka_storage_error}
+    {
+        ErrorCode.not_enough_replicas,
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.kafka_storage_error,
+        ErrorCode.concurrent_transactions,
+    }
 )
 
 Results = list[PartitionResult]
