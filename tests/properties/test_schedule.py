@@ -191,6 +191,8 @@ class World:
             return
         done: list[int] | None = None
         if (plan := self.shard.sources[SOURCE].plan) is not None:
+            if not plan.may_begin(self.now_ms):
+                return
             done = yield from self._release(plan)
         while True:
             state = self.shard.sources[SOURCE]

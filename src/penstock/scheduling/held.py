@@ -7,6 +7,7 @@ before it is released. Contents are key and value as a batch encodes them, then 
 import struct
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from operator import add
 from typing import Final, NamedTuple
 
 from penstock.protocol.compression import BytesLike
@@ -41,8 +42,7 @@ class Block(NamedTuple):
 
     def starts(self) -> list[int]:
         """Where each record's contents begin; one more, for the end of the last."""
-        sizes = self.sizes
-        return list(accumulate((a + b for a, b in zip(sizes[::3], sizes[2::3], strict=True)), initial=0))
+        return list(accumulate(map(add, self.sizes[::3], self.sizes[2::3]), initial=0))
 
     def start(self, index: int) -> int:
         """As one of `starts`, for who needs few of them."""

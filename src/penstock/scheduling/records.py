@@ -66,6 +66,10 @@ class Plan(NamedTuple):
     upto: Due
     record_count: int
 
+    def may_begin(self, now_ms: int) -> bool:
+        """It was made when all of it was due; but clocks differ, and are set back."""
+        return self.upto.due_ms <= now_ms
+
 
 class SourceState(NamedTuple):
     """Everything up to `mark` is released; with no plan open, nothing after it is."""
@@ -102,8 +106,7 @@ class Group(NamedTuple):
         times = self.block.times
         last_ms, place = max(times), len(times) - 1
         if last_ms > self.floor_ms:
-            while times[place] != last_ms:
-                place -= 1
+            place -= times[::-1].index(last_ms)
         return Due(max(last_ms, self.floor_ms), offset, place)
 
 

@@ -49,60 +49,60 @@ def gather(dues: Sequence[Due], groups: Iterable[tuple[int, Group]], bytes_max: 
 
     `groups` are theirs, by offset; of each that comes by only what is wanted is kept.
     """
-    places: dict[int, list[Due]] = {}
-    for due in dues:
-        places.setdefault(due.offset, []).append(due)
-    found = _Found(bytes_max)
+    ranks: dict[int, list[int]] = {}
+    for rank, due in enumerate(dues):
+        ranks.setdefault(due.offset, []).append(rank)
+    found = _Found(dues, bytes_max)
     for offset, group in groups:
-        found.add(group, places[offset])
+        found.add(offset, group, ranks[offset])
     return found.release()
 
 
 class _Found:
-    """Records in any order, of which the first are kept as soon as there are too many."""
+    """Records come in any order; the first in the order of release are kept as soon as there are too many."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, dues: Sequence[Due], bytes_max: int) -> None:
+        self._dues = dues
         self._bytes_max = bytes_max
-        self._records: list[tuple[Due, HeldRecord]] = []
+        self._records: list[HeldRecord | None] = [None] * len(dues)  # by rank
         self._last_dues: list[Due] = []
         self._size = 0
-        self._bound: Due | None = None  # from here on nothing is wanted any more
+        self._bound = len(dues)  # from this rank on nothing is wanted
 
-    def add(self, group: Group, dues: list[Due]) -> None:
+    def add(self, offset: int, group: Group, ranks: list[int]) -> None:
         block = group.block
-        starts = block.starts() if len(dues) >= _MANY else None
-        for due in dues:
-            if self._bound is not None and due >= self._bound:
-                continue
-            start = block.start(due.place) if starts is None else starts[due.place]
-            record = block.record(due.place, start)
-            self._records.append((due, record))
+        starts = block.starts() if len(ranks) >= _MANY else None
+        for rank in ranks:
+            if rank >= self._bound:
+                break
+            place = self._dues[rank].place
+            record = block.record(place, block.start(place) if starts is None else starts[place])
+            self._records[rank] = record
             self._size += record.size + RECORD_OVERHEAD_BYTES
-        self._last_dues.append(group.last_due(dues[0].offset))
+        self._last_dues.append(group.last_due(offset))
         if self._size > 2 * self._bytes_max:
             self._cut()
 
     def release(self) -> Release:
         self._cut()
-        dues, records = zip(*self._records, strict=True)
+        dues = tuple(self._dues[: self._bound])
+        records = tuple(record for record in self._records if record is not None)
+        assert len(records) == len(dues), "every group came by"
         kept = {due.offset for due in dues}
         return Release(dues, records, tuple(last for last in self._last_dues if last.offset in kept))
 
     def _cut(self) -> None:
-        self._records.sort(key=_due)
         size = 0
-        for count, (due, record) in enumerate(self._records):
+        for rank, record in enumerate(self._records):
+            if record is None:
+                continue
             added = record.size + RECORD_OVERHEAD_BYTES
-            if count and size + added > self._bytes_max:
-                self._bound = due
-                del self._records[count:]
+            if size and size + added > self._bytes_max:
+                self._bound = rank
+                del self._records[rank:]
                 break
             size += added
         self._size = size
-
-
-def _due(pair: tuple[Due, HeldRecord]) -> Due:
-    return pair[0]
 
 
 def release_batch(

@@ -7,7 +7,7 @@ from typing import Final
 
 from penstock.broker.schedule.blocks import BlockFile
 from penstock.scheduling.ladder import Ladder
-from penstock.scheduling.records import Due, Source, unpack_due
+from penstock.scheduling.records import NOTHING_RELEASED, Due, Source, SourceState, unpack_due
 
 #: Due times in memory that are not sorted in yet.
 _ARRIVED_MAX: Final = 8192
@@ -50,14 +50,27 @@ class SourceIndex:
         return None if first is None else unpack_due(first).due_ms
 
     def next_dues(
-        self, arrived: list[bytes], released: Due, now_ms: int, limit: int
+        self, arrived: list[bytes], state: SourceState, now_ms: int, limit: int
     ) -> tuple[list[Due], int | None]:
-        """Blocking: the next that are due, and when the first of all that are held is."""
+        """Blocking: the next that are due after the open plan, and when the first of all that are left is.
+
+        What is planned stays in the ladder until it is known to be done.
+        """
+        planned = state.plan.record_count if state.plan is not None else 0
+        keys = self._after_mark(arrived, state, limit + planned)[planned:]
+        dues = list(map(unpack_due, keys))
+        return [due for due in dues if due.due_ms <= now_ms], dues[0].due_ms if dues else None
+
+    def planned_dues(self, arrived: list[bytes], state: SourceState) -> list[Due]:
+        """Blocking: those of the open plan."""
+        assert state.plan is not None
+        return list(map(unpack_due, self._after_mark(arrived, state, state.plan.record_count)))
+
+    def _after_mark(self, arrived: list[bytes], state: SourceState, limit: int) -> Sequence[bytes]:
         self.ladder.add(arrived)
-        self.ladder.drop_upto(released.packed() if released.due_ms >= 0 else b"")
-        dues = list(map(unpack_due, self.ladder.peek(limit)))
-        first_ms = dues[0].due_ms if dues else None
-        return [due for due in dues if due.due_ms <= now_ms], first_ms
+        if state.mark != NOTHING_RELEASED:
+            self.ladder.drop_upto(state.mark.packed())
+        return self.ladder.peek(limit)
 
     def groups(self, arrived: list[bytes], limit: int) -> list[int]:
         """Blocking: the offsets of groups of the next ones, which are dropped from here."""

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.schedule.scan import Scanned, scan
@@ -22,6 +23,8 @@ from penstock.scheduling.records import Position, Source
 if TYPE_CHECKING:
     from penstock.broker.partition import Partition
     from penstock.broker.schedule.service import Schedule
+    from penstock.log.log import Log
+    from penstock.log.positions import LogPosition
 
 logger = logging.getLogger("penstock.schedule")
 
@@ -41,6 +44,7 @@ class Mover:
         self.source = Source(partition.topic_id, partition.index)
         self._position: Position | None = None  # as the shard has it
         self._next = self._last_held = 0  # what to look at next; where the last held records may be
+        self._save_at = self._clock() + _SAVE_S
         self._wake = asyncio.Event()
         self._task = schedule.node.spawn(self._run())
 
@@ -128,7 +132,6 @@ class Mover:
         self._last_held = max(self._last_held, partition.log.end_offset - 1)
         if partition.is_scheduled:
             partition.on_held = self._held_at
-        partition.watch(self)
         return True
 
     def _go_on_from(self, position: Position) -> None:
@@ -141,31 +144,45 @@ class Mover:
         self._next = max(offset, partition.log.start_offset)
 
     async def _move_on(self) -> None:
-        partition = self.partition
+        partition, upto = self.partition, self.partition.last_stable
         self._wake.clear()
-        upto = partition.last_stable
-        if self._is_idle or self._next >= upto.offset:
+        if self._clock() > self._save_at:
+            await self._save()
+        elif self._is_idle:
             await self._rest()
+        elif self._next >= upto.offset:
+            await self._more_committed()
+        else:
+            await self._look(partition.log, upto)
+
+    async def _look(self, log: Log, upto: LogPosition) -> None:
+        scanned = await self._schedule.node.in_thread(scan, log, self._next, upto)
+        if not self.is_current or (scanned.found and not await self._hand_over(scanned)):
             return
-        scanned = await self._schedule.node.in_thread(scan, partition.log, self._next, upto)
-        if not self.is_current:
-            return
-        if scanned.found and not await self._hand_over(scanned):
-            return
-        if scanned.next_offset == self._next:
+        if scanned.next_offset == self._next and self.partition.last_stable.offset == upto.offset:
             # The batch that held records belong to is not committed yet, or its transaction has not ended.
-            await self._rest()
+            await self._more_committed()
         self._next = max(self._next, scanned.next_offset)
 
-    async def _rest(self) -> None:
+    async def _more_committed(self) -> None:
+        self.partition.watch(self)
         try:
+            await self._rest()
+        finally:
+            self.partition.unwatch(self)
+
+    async def _rest(self) -> None:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_SAVE_S):
                 await self._wake.wait()
-        except TimeoutError:
-            await self._save()
+
+    @staticmethod
+    def _clock() -> float:
+        return asyncio.get_running_loop().time()
 
     async def _save(self) -> None:
-        """So that the next leader need not look at what this one has passed over."""
+        """So that the next leader need not look at what this one has passed over, and followers need not keep it."""
+        self._save_at = self._clock() + _SAVE_S
         assert self._position is not None
         offset = min(self.taken_offset, self.partition.last_stable.offset)
         if offset > self._position.offset:

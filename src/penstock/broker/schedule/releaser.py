@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.planned_append import append_batch_once
 from penstock.broker.schedule.loading import read_groups
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.scheduling.records import Due, Plan, Source
+from penstock.scheduling.records import Plan, Source
 from penstock.scheduling.release import Release, gather, release_batch
 
 if TYPE_CHECKING:
@@ -111,7 +111,9 @@ class Releaser:
                 continue
             first_ms = host.first_due_ms(source)
             is_due = (first_ms is not None and first_ms <= now_ms) or host.indexes.is_crowded(source)
-            if is_due or state.plan is not None or source.topic_id not in topics:
+            if state.plan is not None:
+                is_due = state.plan.may_begin(now_ms)
+            if is_due or source.topic_id not in topics:
                 due.append(source)
         return due
 
@@ -178,9 +180,7 @@ class Releaser:
             done = await self._planned(source, index, plan)
             done = await self._append(source, topic, done, line)
         while host.is_current:
-            state = host.shard.sources[source]
-            released = state.mark if state.plan is None else state.plan.upto
-            release = await self._next(source, index, released, line)
+            release = await self._next(source, index, line)
             if release is None and done is None:
                 return
             plan = None if release is None else await self._plan(release, line)
@@ -190,17 +190,18 @@ class Releaser:
                 return
             done = await self._append(source, topic, release, line)
 
-    async def _next(self, source: Source, index: SourceIndex, released: Due, line: _Line) -> Release | None:
+    async def _next(self, source: Source, index: SourceIndex, line: _Line) -> Release | None:
         """What is due now, as far as it fits into one batch."""
         if line.ahead is not None:
             release, line.ahead = line.ahead.split(line.bytes_max)
             return release
         now_ms, arrived, log = self._node.now_ms(), index.taken_in(), self._host.partition.log
+        state = self._host.shard.sources[source]
         self._host.shard.reserve(source, now_ms)
         records_max, bytes_max = self._read_ahead(line)
 
         def gathered() -> tuple[Release | None, int | None]:
-            dues, first_ms = index.next_dues(arrived, released, now_ms, records_max)
+            dues, first_ms = index.next_dues(arrived, state, now_ms, records_max)
             if not dues:
                 return None, first_ms
             return gather(dues, read_groups(log, dues), bytes_max), first_ms
@@ -222,14 +223,14 @@ class Releaser:
 
     async def _planned(self, source: Source, index: SourceIndex, plan: Plan) -> Release:
         """What an open plan is about: the same records in the same order, whoever repeats it."""
-        mark, arrived = self._host.shard.sources[source].mark, index.taken_in()
+        state, arrived = self._host.shard.sources[source], index.taken_in()
         log = self._host.partition.log
 
-        def gathered() -> tuple[Release, int | None]:
-            dues, first_ms = index.next_dues(arrived, mark, plan.upto.due_ms, plan.record_count)
-            return gather(dues, read_groups(log, dues), _UNBOUNDED), first_ms
+        def gathered() -> Release:
+            dues = index.planned_dues(arrived, state)
+            return gather(dues, read_groups(log, dues), _UNBOUNDED)
 
-        release, index.ladder_first_ms = await self._host.schedule.in_thread(gathered)
+        release = await self._host.schedule.in_thread(gathered)
         assert release.dues[-1] == plan.upto, f"{plan} ends at {release.dues[-1]}"
         assert len(release.dues) == plan.record_count, f"{plan} has {len(release.dues)} records"
         return release
@@ -266,6 +267,8 @@ class Releaser:
     async def _append_planned(
         self, source: Source, topic: TopicState, plan: Plan, release: Release, line: _Line
     ) -> None:
+        if not plan.may_begin(self._node.now_ms()):
+            raise ApiError(ErrorCode.request_timed_out, "the clock was set back")
         partition = self._node.image.partition(topic.name, source.partition)
         if partition is None or not partition.has_leader:
             raise ApiError(ErrorCode.leader_not_available, f"{topic.name}-{source.partition} has no leader")

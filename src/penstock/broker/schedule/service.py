@@ -205,7 +205,11 @@ class Schedule(ShardedCoordinator[Any]):
         frame = _HEADER.pack(API_KEY, 0, 0, _NO_CLIENT_ID) + pack_ask(ask)
         try:
             reply = await self.node.peers.raw(
-                leader_id, frame, timeout_s=self._commit_s + _GRACE_S, purpose="schedule"
+                leader_id,
+                frame,
+                timeout_s=self._commit_s + _GRACE_S,
+                # One that waits for its replicas must not hold up the others: answers come in order.
+                purpose=f"schedule-{self.shard_of(_shard_key(ask.source))}",
             )
             answer = read_answer(reply, _ANSWER_AT)
         except (PeerUnreachable, MalformedFrame) as error:
