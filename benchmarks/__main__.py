@@ -1,4 +1,4 @@
-"""The driver: python -m benchmarks [--cluster] [--peer kafka] [--quick] [--only NAME] [--out DIR]."""
+"""The driver: python -m benchmarks [--cluster | --queue] [--peer NAME] [--quick] [--only NAME] [--out DIR]."""
 
 import argparse
 import json
@@ -22,6 +22,7 @@ from benchmarks.crew import WorkerFailed
 from benchmarks.goals import check_goals
 from benchmarks.machine import machine_facts
 from benchmarks.peer_kafka import PeerUnavailable, fetch_kafka
+from benchmarks.peer_nats import find_nats
 from benchmarks.plot import save_plot
 from benchmarks.raw_client import BrokerError
 from benchmarks.report import disturbed, figures_of, goals_table, json_document, ratio_rows, results_table
@@ -31,6 +32,8 @@ from benchmarks.suites import Suite
 from benchmarks.workload import BATCH_BYTES_MAX, LAG_BYTES_MAX, WINDOW
 
 _RESULTS = Path(__file__).parent / "results"
+#: By name: what it is called, and how to come by it and its version.
+_PEERS = {"kafka": ("Apache Kafka", fetch_kafka), "nats": ("nats-server", find_nats)}
 
 
 def main() -> int:
@@ -38,21 +41,15 @@ def main() -> int:
     # Whoever ends the run from outside gets what was measured so far, and leaves no broker behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
-    suite = suites.cluster() if options.cluster else suites.single()
+    suite = suites.cluster() if options.cluster else suites.queue() if options.queue else suites.single()
     if options.list:
         print(*(scenario.name for scenario in suite.scenarios), sep="\n")
         return 0
     scenarios = _chosen(suite, options)
-    kinds: list[type[Subject]] = [suite.ours]
-    if options.peer:
-        try:
-            console.print(f"Apache Kafka {fetch_kafka()} runs beside Penstock")
-            kinds.append(suite.peer)
-        except PeerUnavailable as reason:
-            console.print(f"[yellow]Apache Kafka is left out: {reason}[/]")
+    kinds = [suite.ours, *_available(console, suite, options.peer)]
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=options.data_dir) as folder:
-        facts = _facts(options, _pace(suite, options), kinds, Path(folder))
+        facts = _facts(suite, options, kinds, Path(folder))
         steps = run_scenarios(scenarios, kinds, _pace(suite, options), suite.warm_up, Path(folder), results)
         _run(console, steps)
     return _report(console, options, [kind.name for kind in kinds], results, facts)
@@ -60,9 +57,19 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--peer", choices=["kafka"], help="run Apache Kafka beside Penstock")
     parser.add_argument(
+        "--peer",
+        choices=list(_PEERS),
+        action="append",
+        default=[],
+        help="run it beside Penstock; repeatable (nats only with --queue)",
+    )
+    suite = parser.add_mutually_exclusive_group()
+    suite.add_argument(
         "--cluster", action="store_true", help="three nodes of each, replicated; fail-over too"
+    )
+    suite.add_argument(
+        "--queue", action="store_true", help="transactions, rebalances, acknowledgements of share groups"
     )
     parser.add_argument(
         "--quick", action="store_true", help="a first look in about a minute, at clusters in about three"
@@ -78,6 +85,21 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="print the scenarios' names")
     return parser.parse_args()
+
+
+def _available(console: Console, suite: Suite, names: Iterable[str]) -> list[type[Subject]]:
+    """The peers that can be had here; what cannot is left out with a message."""
+    kinds = []
+    for name in dict.fromkeys(names):
+        title, find = _PEERS[name]
+        try:
+            if name not in suite.peers:
+                raise PeerUnavailable("it has nothing of what is measured here")
+            console.print(f"{title} {find()} runs beside Penstock")
+            kinds.append(suite.peers[name])
+        except PeerUnavailable as reason:
+            console.print(f"[yellow]{title} is left out: {reason}[/]")
+    return kinds
 
 
 def _chosen(suite: Suite, options: argparse.Namespace) -> list[Scenario]:
@@ -107,18 +129,18 @@ def _pace(suite: Suite, options: argparse.Namespace) -> Pace:
 
 
 def _facts(
-    options: argparse.Namespace, pace: Pace, kinds: list[type[Subject]], folder: Path
+    suite: Suite, options: argparse.Namespace, kinds: list[type[Subject]], folder: Path
 ) -> dict[str, Any]:
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "suite": "cluster" if options.cluster else "single",
+        "suite": suite.name,
         "quick": options.quick,
         "load": {
             "acks": "all",
             "batch_bytes_max": BATCH_BYTES_MAX,
             "requests_in_flight": WINDOW,
             "lag_bytes_max": LAG_BYTES_MAX,
-            "pace": asdict(pace),
+            "pace": asdict(_pace(suite, options)),
         },
         "machine": machine_facts(folder),
         "brokers": {kind.name: kind(folder / kind.name).settings() for kind in kinds},
@@ -132,10 +154,10 @@ def _report(
     results: list[Result],
     facts: dict[str, Any],
 ) -> int:
-    ours, peer = brokers[0], brokers[1] if len(brokers) > 1 else None
+    ours, *peers = brokers
     figures = figures_of(results, brokers)
-    verdicts = check_goals(figures, ours, peer)
-    console.print(results_table(ratio_rows(results, ours, peer), ours, peer))
+    verdicts = check_goals(figures, ours, "kafka" if "kafka" in peers else None)
+    console.print(results_table(ratio_rows(results, ours, peers), ours, peers))
     if verdicts:
         console.print(goals_table(verdicts))
     if names := disturbed(results):
@@ -148,8 +170,8 @@ def _report(
 def _save(console: Console, out: Path, document: dict[str, Any], figures: Any, brokers: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     stem = document["when"].replace(":", "").replace("+0000", "Z")
-    if document["suite"] == "cluster":
-        stem += "-cluster"
+    if document["suite"] != "single":
+        stem += f"-{document['suite']}"
     (out / f"{stem}.json").write_text(json.dumps(document, indent=2) + "\n")
     console.print(f"wrote {out / f'{stem}.json'}")
     if any(figures[broker].values() for broker in brokers):

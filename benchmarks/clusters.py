@@ -54,6 +54,9 @@ class Cluster(ABC):
 
     # -- as any subject ------------------------------------------------------------------------------
 
+    def flush_config(self, *, fsync: bool) -> Mapping[str, str]:
+        return self.nodes[1].flush_config(fsync=fsync)
+
     def topic_configs(self, *, fsync: bool) -> dict[str, str]:
         return {"min.insync.replicas": str(NODES - 1), **self.nodes[1].topic_configs(fsync=fsync)}
 

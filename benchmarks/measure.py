@@ -5,12 +5,11 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks import procfs
 from benchmarks.brokers import Subject
-from benchmarks.crew import Counters, Crew, Phase
-from benchmarks.outcome import Consumed, Produced
+from benchmarks.crew import Counters, Crew, Job, Phase
 from benchmarks.raw_client import BrokerError, Shape, Topic, create_topic, delete_topic
 from benchmarks.stats import latency_summary
 from benchmarks.verify import verify_topic
@@ -47,19 +46,21 @@ class Window(NamedTuple):
     consumed: Counters
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
+    """What its processes handed back, besides."""
+
     window: Window
-    produced: Sequence[Produced]
-    consumed: Sequence[Consumed]
+    produced: Sequence[Any]
+    consumed: Sequence[Any]
 
 
 def run_workload(broker: Subject, workload: Workload, timing: Timing) -> Metrics:
     """Run, verify, clean up."""
     # Pages that earlier runs left dirty are written back now and not in the middle of this one.
     os.sync()
-    with _topic(broker, workload) as topic:
+    with temporary_topic(broker, workload.partitions, fsync=workload.fsync) as topic:
         load = build_load(workload, topic)
-        run = _measure(broker, load, timing)
+        run = run_jobs(broker, load.producers, load.consumers, timing)
         stored_bytes_per_record = _verify(workload, topic, load, run)
     return {
         **throughput_metrics(run.window, stored_bytes_per_record, batched=workload.batched),
@@ -72,7 +73,7 @@ def warm_up(broker: Subject, workload: Workload, amount: WarmUp) -> None:
 
     A just-in-time compiler counts calls and not seconds, so on a busy machine this takes longer.
     """
-    with _topic(broker, workload) as topic:
+    with temporary_topic(broker, workload.partitions, fsync=workload.fsync) as topic:
         load = build_load(workload, topic)
         with Crew(load.producers, load.consumers) as crew:
             crew.enter(Phase.RUN, amount.duration_s)
@@ -93,24 +94,24 @@ def next_topic_name() -> str:
 
 
 @contextmanager
-def _topic(broker: Subject, workload: Workload) -> Iterator[Topic]:
+def temporary_topic(broker: Subject, partitions: int, *, fsync: bool) -> Iterator[Topic]:
     name = next_topic_name()
-    shape = Shape(workload.partitions, broker.replication_factor)
+    shape = Shape(partitions, broker.replication_factor)
     with broker.connect() as admin:
-        topic = create_topic(admin, name, shape, broker.topic_configs(fsync=workload.fsync))
+        topic = create_topic(admin, name, shape, broker.topic_configs(fsync=fsync))
         try:
             yield topic
         finally:
             delete_topic(admin, name)
 
 
-def _measure(broker: Subject, load: Load, timing: Timing) -> _Run:
-    with Crew(load.producers, load.consumers) as crew:
+def run_jobs(broker: Subject, producers: Sequence[Job], consumers: Sequence[Job], timing: Timing) -> Run:
+    with Crew(producers, consumers) as crew:
         crew.enter(Phase.RUN, timing.ramp_s)
         before = _sample(broker, crew)
         crew.enter(Phase.MEASURE, timing.measure_s)
         after = _sample(broker, crew)
-        return _Run(_between(before, after), *crew.finish())
+        return Run(_between(before, after), *crew.finish())
 
 
 def _sample(broker: Subject, crew: Crew) -> Window:
@@ -135,9 +136,9 @@ def _between(before: Window, after: Window) -> Window:
     )
 
 
-def _verify(workload: Workload, topic: Topic, load: Load, run: _Run) -> float:
+def _verify(workload: Workload, topic: Topic, load: Load, run: Run) -> float:
     """Everything acknowledged was consumed, and is stored as sent. Returns the stored bytes per record."""
-    acknowledged = sum(result.records for result in run.produced)
+    acknowledged: int = sum(result.records for result in run.produced)
     read = sum(result.records for result in run.consumed)
     if workload.consumers and read != acknowledged:
         raise BrokerError(f"{topic.name}: {acknowledged} records acknowledged, {read} consumed")
@@ -152,7 +153,7 @@ def throughput_metrics(window: Window, bytes_per_record: float, *, batched: bool
     metrics = {
         "records_per_s": window.produced.records / window.wall_s,
         "mb_per_s": window.produced.records * bytes_per_record / window.wall_s / 1e6,
-        **_occupied_cores(window),
+        **occupied_cores(window),
     }
     if window.consumed.records:
         metrics["consumed_records_per_s"] = window.consumed.records / window.wall_s
@@ -166,7 +167,7 @@ def throughput_metrics(window: Window, bytes_per_record: float, *, batched: bool
     return metrics
 
 
-def _occupied_cores(window: Window) -> Metrics:
+def occupied_cores(window: Window) -> Metrics:
     """Who kept the machine busy. A third party that did makes the run doubtful."""
     other_cpu_s = window.machine_cpu_s - window.broker_cpu_s - window.clients_cpu_s
     return {
@@ -176,7 +177,7 @@ def _occupied_cores(window: Window) -> Metrics:
     }
 
 
-def _latency_metrics(run: _Run) -> Metrics:
+def _latency_metrics(run: Run) -> Metrics:
     latencies = itertools.chain.from_iterable(result.latencies_ns for result in run.produced)
     due = {batch: at for result in run.produced for batch, at in result.due.by_offset().items()}
     arrivals = itertools.chain.from_iterable(result.arrivals.by_offset().items() for result in run.consumed)

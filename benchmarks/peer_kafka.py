@@ -18,6 +18,8 @@ JVM_OPTIONS = (
     "-XX:+ExplicitGCInvokesConcurrent",
     "-Djava.awt.headless=true",
 )
+#: Its default.
+_NEVER = 2**63 - 1
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 
 _POM = """\
@@ -98,7 +100,7 @@ class KafkaBroker(Broker):
         return _java("kafka.Kafka", str(self._properties), options=(*HEAP_OPTIONS, *JVM_OPTIONS))
 
     def flush_config(self, *, fsync: bool) -> Mapping[str, str]:
-        return {"flush.messages": "1"} if fsync else {}
+        return {"flush.messages": "1" if fsync else str(_NEVER)}
 
     def settings(self) -> Mapping[str, str]:
         java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr

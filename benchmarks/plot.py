@@ -6,9 +6,9 @@ from typing import Any
 
 from benchmarks.goals import Figures
 
-_COLOURS = {"penstock": "#1b7f79", "kafka": "#b0b7bf"}
+_COLOURS = {"penstock": "#1b7f79", "kafka": "#b0b7bf", "nats": "#7a8fc2"}
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-_BAR = 0.38
+_BARS = 0.76
 
 #: Label, scenario, metric, and a factor that brings the value into the panel's unit.
 Point = tuple[str, str, str, float]
@@ -39,6 +39,12 @@ def _paced(metric: str) -> list[Point]:
 def _by_fault(metric: str, client: str) -> list[Point]:
     faults = {"kill": "kill -9", "freeze": "freeze", "cut": "cut network"}
     return [(title, f"failover-{fault}{client}", f"{metric}_s", 1) for fault, title in faults.items()]
+
+
+def _by_transaction(metric: str) -> list[Point]:
+    shapes = [(f"{r} x {n}", f"txn-{r}r-{n}p") for n in (1, 3) for r in (1, 10, 100)]
+    variants = [("10 x 3\nolder", "txn-10r-3p-older"), ("10 x 3\nsynced", "txn-10r-3p-synced")]
+    return [(label, name, metric, 1) for label, name in (*shapes, *variants)]
 
 
 PANELS: tuple[tuple[str, str, list[Point]], ...] = (
@@ -101,6 +107,8 @@ PANELS: tuple[tuple[str, str, list[Point]], ...] = (
         "% of a core",
         [("", "rf3-idle-1000p", "idle_cpu_percent", 1)],
     ),
+    ("Transactions, by records x partitions", "per second", _by_transaction("txn_per_s")),
+    ("Broker CPU per transaction (lower is better)", "microseconds", _by_transaction("cpu_us_per_txn")),
 )
 
 
@@ -119,8 +127,12 @@ def save_plot(figures: Figures, brokers: Sequence[str], title: str, path: Path) 
         _draw(axis, panel, figures, brokers)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper right", ncols=len(brokers), frameon=False, fontsize=11)
+    legend = {
+        label: bars
+        for axis in axes.flat
+        for bars, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(legend.values(), legend, loc="upper right", ncols=len(brokers), frameon=False, fontsize=11)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     figure.tight_layout(rect=(0, 0, 1, 0.97))
     figure.savefig(path, dpi=130)
@@ -139,13 +151,17 @@ def _with_figures(figures: Figures) -> Callable[[_Panel], _Panel]:
 
 def _draw(axis: Any, panel: _Panel, figures: Figures, brokers: Sequence[str]) -> None:
     title, unit, points = panel
-    for index, broker in enumerate(brokers):
-        at = [position + (index - (len(brokers) - 1) / 2) * _BAR for position in range(len(points))]
+    present = [
+        broker for broker in brokers if any(point[2] in figures[broker].get(point[1], {}) for point in points)
+    ]
+    width = _BARS / len(present)
+    for index, broker in enumerate(present):
+        at = [position + (index - (len(present) - 1) / 2) * width for position in range(len(points))]
         values = [
             figures[broker].get(scenario, {}).get(metric, 0) * factor
             for _, scenario, metric, factor in points
         ]
-        bars = axis.bar(at, values, _BAR, label=broker.capitalize(), color=_COLOURS[broker])
+        bars = axis.bar(at, values, width, label=broker.capitalize(), color=_COLOURS[broker])
         axis.bar_label(bars, labels=[_short(value) for value in values], padding=2, fontsize=8)
     axis.set_xticks(range(len(points)), [label for label, *_ in points], fontsize=9)
     axis.set_title(title, fontsize=10, loc="left")

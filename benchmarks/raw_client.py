@@ -161,14 +161,16 @@ def delete_topic(connection: Connection, name: str) -> None:
         raise BrokerError(f"cannot delete topic {name}: {result.error_code.name}")
 
 
-def end_offsets(connection: Connection, topic: str, partitions: Sequence[int]) -> list[int]:
+def end_offsets(
+    connection: Connection, topic: str, partitions: Sequence[int], *, committed_only: bool = False
+) -> list[int]:
     """-1 for a partition that cannot tell yet."""
     wanted = tuple(
         offsets_request.ListOffsetsPartition(partition_index=p, timestamp=_LATEST) for p in partitions
     )
     request = offsets_request.ListOffsetsRequest(
         replica_id=-1,
-        isolation_level=0,
+        isolation_level=int(committed_only),
         topics=(offsets_request.ListOffsetsTopic(name=topic, partitions=wanted),),
     )
     (found,) = connection.call(request, offsets_response.ListOffsetsResponse).topics

@@ -15,16 +15,22 @@ from benchmarks.stats import ratio
 OTHER_CORES_MAX = 0.3
 
 
+class Beside(NamedTuple):
+    """A peer's figure; the ratio is ours divided by it."""
+
+    value: float | None
+    ratio: float | None
+    worst: float | None = None
+
+
 class Row(NamedTuple):
-    """One metric of one scenario; the ratio is ours divided by the peer's."""
+    """One metric of one scenario, and what each peer has beside it."""
 
     title: str
     metric: Metric
     ours: float | None
-    peer: float | None
-    ratio: float | None
-    ours_worst: float | None = None
-    peer_worst: float | None = None
+    ours_worst: float | None
+    peers: tuple[Beside, ...]
 
 
 def figures_of(results: Iterable[Result], brokers: Sequence[str]) -> Figures:
@@ -32,17 +38,22 @@ def figures_of(results: Iterable[Result], brokers: Sequence[str]) -> Figures:
     return {broker: {r.scenario.name: r.median(broker) for r in results} for broker in brokers}
 
 
-def ratio_rows(results: Iterable[Result], ours: str, peer: str | None) -> list[Row]:
-    rows = []
-    for result in results:
-        mine, theirs = result.median(ours), result.median(peer) if peer else {}
-        my_worst, their_worst = result.worst(ours), result.worst(peer) if peer else {}
-        for name in result.scenario.shown:
-            if name in mine or name in theirs:
-                a, b = mine.get(name), theirs.get(name)
-                worst = my_worst.get(name), their_worst.get(name)
-                rows.append(Row(result.scenario.title, METRICS[name], a, b, ratio(a, b), *worst))
-    return rows
+def ratio_rows(results: Iterable[Result], ours: str, peers: Sequence[str]) -> list[Row]:
+    return [
+        _row(result, name, ours, peers)
+        for result in results
+        for name in result.scenario.shown
+        if any(name in result.median(broker) for broker in (ours, *peers))
+    ]
+
+
+def _row(result: Result, name: str, ours: str, peers: Sequence[str]) -> Row:
+    mine = result.median(ours).get(name)
+    beside = []
+    for peer in peers:
+        theirs = result.median(peer).get(name)
+        beside.append(Beside(theirs, ratio(mine, theirs), result.worst(peer).get(name)))
+    return Row(result.scenario.title, METRICS[name], mine, result.worst(ours).get(name), tuple(beside))
 
 
 def disturbed(results: Iterable[Result]) -> list[str]:
@@ -55,10 +66,10 @@ def disturbed(results: Iterable[Result]) -> list[str]:
     ]
 
 
-def results_table(rows: Sequence[Row], ours: str, peer: str | None) -> Table:
+def results_table(rows: Sequence[Row], ours: str, peers: Sequence[str]) -> Table:
     table = Table(
-        title=f"{ours} / {peer}, medians over all rounds (worst)"
-        if peer
+        title=f"{ours} / {', '.join(peers)}, medians over all rounds (worst)"
+        if peers
         else "Medians over all rounds (worst)",
         title_justify="left",
         header_style="bold",
@@ -66,7 +77,7 @@ def results_table(rows: Sequence[Row], ours: str, peer: str | None) -> Table:
     table.add_column("scenario", style="cyan")
     table.add_column("metric")
     table.add_column(ours, justify="right")
-    if peer:
+    for peer in peers:
         table.add_column(peer, justify="right")
         table.add_column("ratio", justify="right")
     previous = None
@@ -75,8 +86,8 @@ def results_table(rows: Sequence[Row], ours: str, peer: str | None) -> Table:
             table.add_section()
         cells: list[str | Text] = [row.title if row.title != previous else "", row.metric.label]
         cells.append(_figure_text(row.metric, row.ours, row.ours_worst))
-        if peer:
-            cells += (_figure_text(row.metric, row.peer, row.peer_worst), _ratio_text(row))
+        for beside in row.peers:
+            cells += (_figure_text(row.metric, beside.value, beside.worst), _ratio_text(row.metric, beside))
         table.add_row(*cells)
         previous = row.title
     return table
@@ -88,10 +99,10 @@ def _figure_text(metric: Metric, value: float | None, worst: float | None) -> st
     return text if worst is None or worst_text == text else f"{text} ({worst_text})"
 
 
-def _ratio_text(row: Row) -> Text:
-    if row.ratio is None:
+def _ratio_text(metric: Metric, beside: Beside) -> Text:
+    if beside.ratio is None:
         return Text("-")
-    return Text(f"{row.ratio:.2f}x", style="green" if row.metric.is_win(row.ratio) else "red")
+    return Text(f"{beside.ratio:.2f}x", style="green" if metric.is_win(beside.ratio) else "red")
 
 
 def goals_table(verdicts: Sequence[Verdict]) -> Table:
@@ -135,9 +146,10 @@ def _scenario_document(result: Result, brokers: Sequence[str]) -> dict[str, Any]
     }
     if result.failures:
         document["failures"] = result.failures
-    if len(brokers) == 2:
-        ours, peer = brokers
-        document["ratio"] = {
-            name: ratio(value, medians[peer].get(name)) for name, value in medians[ours].items()
-        }
+    ours, *peers = brokers
+    document["ratio"] = {
+        peer: {name: ratio(value, medians[peer].get(name)) for name, value in medians[ours].items()}
+        for peer in peers
+        if medians[peer]
+    }
     return document

@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 from benchmarks.brokers import Subject
 from benchmarks.crew import WorkerFailed
-from benchmarks.measure import Metrics, warm_up
+from benchmarks.measure import Metrics
 from benchmarks.metrics import METRICS
 from benchmarks.raw_client import BrokerError
-from benchmarks.scenarios.scenario import Pace, Scenario, Site
+from benchmarks.scenarios.scenario import Pace, Scenario, Site, Warm
 from benchmarks.stats import median_metrics, worst_metrics
-from benchmarks.workload import Workload
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +43,7 @@ def run_scenarios(
     scenarios: Sequence[Scenario],
     kinds: Sequence[type[Subject]],
     pace: Pace,
-    warm_up_loads: Sequence[Workload],
+    warm_up: Sequence[Warm],
     folder: Path,
     results: list[Result],
 ) -> Iterator[Step]:
@@ -55,21 +54,27 @@ def run_scenarios(
             if scenario.needs_warm and not sites[0].is_warm:
                 for site in sites:
                     yield Step(site.kind.name, "start and warm up")
-                    _warm(stack, site, warm_up_loads)
+                    _warm(stack, site, (*warm_up, *_wanted_by(scenarios, site)))
             results.append(result := Result(scenario=scenario))
             for number in range(min(pace.rounds, scenario.rounds_max)):
                 # Whoever goes second finds warmer caches and fuller disks, so they take turns.
                 for site in sites[:: -1 if (position + number) % 2 else 1]:
-                    yield Step(site.kind.name, scenario.title)
-                    _run_round(site, result)
+                    if site.kind.name in scenario.runs_on:
+                        yield Step(site.kind.name, scenario.title)
+                        _run_round(site, result)
 
 
-def _warm(stack: ExitStack, site: Site, workloads: Sequence[Workload]) -> None:
+def _warm(stack: ExitStack, site: Site, warm_up: Sequence[Warm]) -> None:
     broker = stack.enter_context(site.kind(site.folder / site.kind.name))
     broker.start()
-    for workload in workloads:
-        warm_up(broker, workload, site.pace.warm_up)
+    for make_hot in warm_up:
+        make_hot(broker, site.pace)
     site.settle_in(broker)
+
+
+def _wanted_by(scenarios: Sequence[Scenario], site: Site) -> dict[Warm, None]:
+    """Each once, however many scenarios want it."""
+    return {s.warm_up: None for s in scenarios if s.warm_up is not None and site.kind.name in s.runs_on}
 
 
 def _run_round(site: Site, result: Result) -> None:

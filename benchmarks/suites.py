@@ -1,35 +1,44 @@
-"""The suites: one broker, or a cluster of three; what is measured on them, at which pace, after which warm-up."""
+"""The suites: one broker, a cluster of three, or what coordinators do; at which pace, after which warm-up."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.brokers import PenstockBroker, Subject
-from benchmarks.measure import Timing, WarmUp
+from benchmarks.measure import Timing, WarmUp, warm_up
 from benchmarks.peer_kafka import KafkaBroker
 from benchmarks.scenarios import SCENARIOS
-from benchmarks.scenarios.scenario import FULL, QUICK, Pace, Scenario
+from benchmarks.scenarios.scenario import FULL, QUICK, Pace, Scenario, Warm
 from benchmarks.scenarios.unbatched import FLAT_OUT
 from benchmarks.workload import Client, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
+    name: str
     scenarios: tuple[Scenario, ...]
     ours: type[Subject]
-    peer: type[Subject]
+    #: By the name that the command line knows them by.
+    peers: Mapping[str, type[Subject]]
     full: Pace
     quick: Pace
     #: What has to be hot before anything counts: both kinds of clients, large and small requests.
-    warm_up: tuple[Workload, ...]
+    warm_up: tuple[Warm, ...] = ()
+
+
+def _load(workload: Workload) -> Warm:
+    return lambda broker, pace: warm_up(broker, workload, pace.warm_up)
 
 
 def single() -> Suite:
+    loads = (Workload(value_bytes=100), Workload(value_bytes=1024, client=Client.LIBRDKAFKA), FLAT_OUT)
     return Suite(
+        name="single",
         scenarios=SCENARIOS,
         ours=PenstockBroker,
-        peer=KafkaBroker,
+        peers={"kafka": KafkaBroker},
         full=FULL,
         quick=QUICK,
-        warm_up=(Workload(value_bytes=100), Workload(value_bytes=1024, client=Client.LIBRDKAFKA), FLAT_OUT),
+        warm_up=tuple(map(_load, loads)),
     )
 
 
@@ -43,10 +52,11 @@ def cluster() -> Suite:
         value_bytes=1024, partitions=6, batched=False, producers=1, consumers=0, connections=4
     )
     return Suite(
+        name="cluster",
         # Fail-over comes first, while no other cluster runs beside the one that is broken.
         scenarios=(*failover.SCENARIOS, *replicated.SCENARIOS),
         ours=PenstockCluster,
-        peer=KafkaCluster,
+        peers={"kafka": KafkaCluster},
         full=Pace(
             timing=Timing(2, 8), warm_up=WarmUp(8, 1_000_000_000, 60_000), rounds=3, faults=5, idle_s=20
         ),
@@ -58,5 +68,18 @@ def cluster() -> Suite:
             idle_s=3,
             hits_controllers=False,
         ),
-        warm_up=(batched, unbatched),
+        warm_up=(_load(batched), _load(unbatched)),
+    )
+
+
+def queue() -> Suite:
+    from benchmarks.scenarios import transactions
+
+    return Suite(
+        name="queue",
+        scenarios=(*transactions.SCENARIOS,),
+        ours=PenstockBroker,
+        peers={"kafka": KafkaBroker},
+        full=Pace(timing=Timing(1, 4), warm_up=WarmUp(6, 500_000_000, 60_000), rounds=3),
+        quick=Pace(timing=Timing(0.5, 1.5), warm_up=WarmUp(2, 150_000_000, 5_000), rounds=1),
     )

@@ -60,6 +60,8 @@ class Site:
 
 
 Measure = Callable[[Site], Metrics]
+#: What makes a broker hot before anything counts.
+Warm = Callable[[Subject, Pace], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,10 @@ class Scenario:
     rounds_max: int = 99
     #: Whether it is run on a broker that has been warmed up.
     needs_warm: bool = True
+    #: What it wants to be hot besides.
+    warm_up: Warm | None = None
+    #: Whose kind of thing it is, by name.
+    runs_on: tuple[str, ...] = ("penstock", "kafka")
 
 
 def flat_out_or_paced(workload: Workload) -> Measure:

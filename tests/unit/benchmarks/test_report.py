@@ -8,10 +8,10 @@ from benchmarks.measure import Window, end_to_end, throughput_metrics
 from benchmarks.metrics import METRICS
 from benchmarks.outcome import Timeline, int64s
 from benchmarks.plot import PANELS
-from benchmarks.report import disturbed, figures_of, json_document, ratio_rows, results_table
+from benchmarks.report import Beside, disturbed, figures_of, json_document, ratio_rows, results_table
 from benchmarks.run import Result
 from benchmarks.scenarios.scenario import Scenario
-from benchmarks.suites import cluster, single
+from benchmarks.suites import cluster, queue, single
 
 
 def result(name: str, shown: tuple[str, ...], **rounds: list[dict[str, float]]) -> Result:
@@ -26,11 +26,11 @@ def test_rows_divide_our_median_by_the_peers() -> None:
         penstock=[{"requests_per_s": 10.0}, {"requests_per_s": 30.0}],
         kafka=[{"requests_per_s": 40.0, "cpu_us_per_request": 8.0}],
     )
-    requests, cpu = ratio_rows([measured], "penstock", "kafka")
-    assert (requests.ours, requests.peer, requests.ratio) == (20.0, 40.0, 0.5)
+    requests, cpu = ratio_rows([measured], "penstock", ["kafka", "nats"])
+    assert (requests.ours, requests.peers) == (20.0, (Beside(40.0, 0.5, 40.0), Beside(None, None)))
     assert not requests.metric.is_win(0.5)
     assert requests.metric.is_win(1.0)
-    assert (cpu.ours, cpu.peer, cpu.ratio) == (None, 8.0, None)
+    assert (cpu.ours, cpu.peers[0]) == (None, Beside(8.0, None, 8.0))
     assert cpu.metric.is_win(0.9)
 
 
@@ -38,7 +38,7 @@ def test_the_table_names_each_scenario_once() -> None:
     measured = result(
         "start", ("start_to_ack_s", "idle_rss_mb"), penstock=[{"start_to_ack_s": 0.1, "idle_rss_mb": 40}]
     )
-    table = results_table(ratio_rows([measured], "penstock", None), "penstock", None)
+    table = results_table(ratio_rows([measured], "penstock", ()), "penstock", ())
     assert [list(column.cells) for column in table.columns] == [
         ["title of start", ""],
         ["exec to first ack s", "idle RSS MB"],
@@ -69,7 +69,7 @@ def test_the_document_holds_every_round_and_the_ratios() -> None:
     )
     (scenario,) = document["scenarios"]
     assert document["machine"] == {"cores": 2}
-    assert scenario["ratio"] == {"idle_rss_mb": 0.05}
+    assert scenario["ratio"] == {"kafka": {"idle_rss_mb": 0.05}}
     assert scenario["rounds"]["kafka"] == [{"idle_rss_mb": 1000.0}]
     assert figures_of([measured], ["kafka"]) == {"kafka": {"start": {"idle_rss_mb": 1000.0}}}
 
@@ -99,14 +99,18 @@ def test_end_to_end_joins_what_was_due_with_what_arrived() -> None:
 
 
 def test_scenario_names_are_unique_and_show_known_metrics() -> None:
-    scenarios = [*single().scenarios, *cluster().scenarios]
+    scenarios = [*single().scenarios, *cluster().scenarios, *queue().scenarios]
     names = [scenario.name for scenario in scenarios]
     assert len(names) == len(set(names))
     assert {name for scenario in scenarios for name in scenario.shown} <= METRICS.keys()
 
 
 def test_goals_and_plots_are_of_what_is_measured() -> None:
-    measured = {(s.name, metric) for s in (*single().scenarios, *cluster().scenarios) for metric in s.shown}
+    measured = {
+        (s.name, metric)
+        for s in (*single().scenarios, *cluster().scenarios, *queue().scenarios)
+        for metric in s.shown
+    }
     assert {(goal.scenario, goal.metric) for goal in GOALS} <= measured
     assert {(point[1], point[2]) for _, _, points in PANELS for point in points} <= measured
 
@@ -115,7 +119,7 @@ def test_the_worst_round_stands_behind_the_median() -> None:
     rounds: list[dict[str, float]] = [{"mb_per_s": rate, "failover_s": 100 / rate} for rate in (50, 10, 20)]
     measured = result("rf3-1p", ("mb_per_s", "failover_s"), penstock=rounds)
     assert measured.worst("penstock") == {"mb_per_s": 10, "failover_s": 10}
-    table = results_table(ratio_rows([measured], "penstock", None), "penstock", None)
+    table = results_table(ratio_rows([measured], "penstock", ()), "penstock", ())
     assert list(table.columns[2].cells) == ["20.0 (10.0)", "5.00 (10.00)"]
 
 
@@ -125,3 +129,21 @@ def test_a_neighbour_that_took_part_of_a_core_is_named() -> None:
         "unbatched", (), penstock=[{"other_cores": 0.1}], kafka=[{"other_cores": 0.1}, {"other_cores": 0.9}]
     )
     assert disturbed([quiet, noisy]) == ["kafka in unbatched"]
+
+
+def test_peers_side_by_side_have_a_column_and_a_ratio_each() -> None:
+    rounds: dict[str, list[dict[str, float]]] = {
+        "penstock": [{"mb_per_s": 10.0}],
+        "kafka": [{"mb_per_s": 5.0}],
+        "nats": [{"mb_per_s": 20.0}],
+    }
+    measured = result("share", ("mb_per_s",), **rounds)
+    peers = ["kafka", "nats"]
+    table = results_table(ratio_rows([measured], "penstock", peers), "penstock", peers)
+    assert [str(next(iter(column.cells))) for column in table.columns[2:]] == [
+        "10.0",
+        "5.0",
+        "2.00x",
+        "20.0",
+        "0.50x",
+    ]
