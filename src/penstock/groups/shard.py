@@ -319,6 +319,9 @@ class GroupShard:
         group.dropped(self._timers)
         if self.groups.get(group.group_id) is group:
             del self.groups[group.group_id]
+            if self.offsets.has(group.group_id):
+                # They outlive it: what is left is a group that has offsets and nothing else.
+                self.groups[group.group_id] = Classic(group.group_id)
 
     def _drop_if_unused(self, group: Group) -> None:
         """A group that was never stored exists as long as somebody uses it."""

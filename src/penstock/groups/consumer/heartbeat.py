@@ -67,7 +67,9 @@ def _beat(draft: Draft, request: ConsumerHeartbeat) -> ConsumerHeartbeatReply:
         draft, member, subscription, request.owned, holds_nothing_else=request.member_epoch == JOINING
     )
     expect_heartbeat(draft.step, draft.group_id, member, request.session_timeout_ms)
-    is_told = _wants_all(request) or before.assigned != member.current.assigned
+    # Who is an epoch behind has not heard the last reply.
+    is_retry = request.member_epoch != before.epoch
+    is_told = is_retry or _wants_all(request) or before.assigned != member.current.assigned
     return ConsumerHeartbeatReply(
         member_id=member.member_id,
         member_epoch=member.current.epoch,

@@ -7,7 +7,6 @@ from uuid import UUID
 
 from penstock.groups.consumer.records import Kind, Record, encode
 from penstock.groups.consumer.values import (
-    LEFT,
     NO_TARGET,
     NOTHING,
     Assignment,
@@ -164,7 +163,7 @@ class GroupState:
         member = self.members.get(member_id)
         if current is None:
             if member is not None:
-                self.members[member_id] = member._replace(current=Current(LEFT, LEFT))
+                self.members[member_id] = member._replace(current=Current())
             return
         self.members[member_id] = (member or Member(member_id))._replace(current=current)
         for topic_id, partition in current.owned():
