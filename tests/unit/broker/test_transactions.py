@@ -19,6 +19,7 @@ from tests.unit.broker.transactional import (
     NOW_MS,
     OLD,
     PRODUCE,
+    WRITE_TXN_MARKERS,
     TransactionalClient,
     Versions,
     seen,
@@ -26,6 +27,7 @@ from tests.unit.broker.transactional import (
 from tests.unit.broker.wire_client import WireClient
 from tests.waiting import eventually_async
 
+from penstock.broker.broker_calls import ask_broker
 from penstock.broker.node import Node
 from penstock.broker.partition import Partition
 from penstock.broker.transactions.admission import Writer
@@ -591,6 +593,31 @@ async def test_a_transaction_that_was_prepared_is_completed_after_a_restart(
     await until(lambda: "transactions" in stage.node.__dict__)
     producer.client = await stage.client()
     assert await stage.settled(producer) == "CompleteCommit"
+    assert await stage.committed() == ["a"]
+
+
+@pytest.mark.parametrize("failing", [ADD_PARTITIONS, WRITE_TXN_MARKERS])
+async def test_a_mistake_in_one_answer_holds_up_nobody(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Whoever asked would wait for ever, and with a batch all that its producer sends after it."""
+    producer = await stage.producer(NEW)
+    mistakes = [failing]
+
+    async def mistaken(node: Node, broker_id: int, api_key: int, *args: Any, **named: Any) -> Any:
+        if api_key in mistakes:
+            mistakes.remove(api_key)
+            raise LookupError("a mistake")
+        return await ask_broker(node, broker_id, api_key, *args, **named)
+
+    monkeypatch.setattr("penstock.broker.transactions.outbox.ask_broker", mistaken)
+    first = producer.batch("a")
+    while (error := await producer.send_batch(first)) is ErrorCode.not_enough_replicas:
+        pass
+    assert error is NONE
+    assert await producer.end(commit=True) is NONE
+    assert await stage.settled(producer) == "CompleteCommit"
+    assert not mistakes
     assert await stage.committed() == ["a"]
 
 

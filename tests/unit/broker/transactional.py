@@ -11,7 +11,8 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import TRANSACTIONAL, Record, decode_records, encode_batch, iter_batches
 
 PRODUCE, FETCH, FIND_COORDINATOR, INIT_PRODUCER_ID = 0, 1, 10, 22
-ADD_PARTITIONS, ADD_OFFSETS, END_TXN, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 24, 25, 26, 65, 66
+ADD_PARTITIONS, ADD_OFFSETS, END_TXN, WRITE_TXN_MARKERS = 24, 25, 26, 27
+DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 65, 66
 _ACKS_ALL = -1
 #: Of now, as the markers are: a record of long ago would have the next one begin a segment.
 NOW_MS = int(time.time() * 1000)

@@ -13,6 +13,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.transactions.marker_outbox import MarkerOutbox
+from penstock.broker.transactions.outbox import Outcomes
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.transactions.messages import Markers, MarkersPosition, MarkersReply, TopicPartition
 
@@ -86,7 +87,7 @@ class MarkerDelivery:
     async def _deliver(self, active: ActiveShard[TransactionShard], markers: Markers) -> None:
         left, rest_s = markers.partitions, _REST_S
         while not active.is_closed:
-            outcomes = await self._write(markers, active.leader_epoch, left)
+            outcomes = await self._write(active, markers, left)
             if ErrorCode.transaction_coordinator_fenced in outcomes.values():
                 logger.warning("another coordinator ends the transaction of %s", markers.transactional_id)
                 return
@@ -99,9 +100,9 @@ class MarkerDelivery:
             rest_s = min(rest_s * 2, _REST_MAX_S)
 
     async def _write(
-        self, markers: Markers, coordinator_epoch: int, partitions: tuple[TopicPartition, ...]
-    ) -> dict[TopicPartition, ErrorCode]:
-        outcomes: dict[TopicPartition, ErrorCode] = {}
+        self, active: ActiveShard[TransactionShard], markers: Markers, partitions: tuple[TopicPartition, ...]
+    ) -> Outcomes:
+        outcomes: Outcomes = {}
         by_leader: dict[int, list[TopicPartition]] = {}
         for partition in partitions:
             state = self._node.image.partition(partition.topic, partition.partition)
@@ -113,7 +114,7 @@ class MarkerDelivery:
                 by_leader.setdefault(state.leader, []).append(partition)
         answers = await asyncio.gather(
             *(
-                self._outbox(leader).write(markers, coordinator_epoch, tuple(led))
+                self._outbox(leader).write(markers, active.leader_epoch, tuple(led), lambda: active.is_closed)
                 for leader, led in by_leader.items()
             )
         )
