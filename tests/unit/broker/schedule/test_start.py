@@ -1,0 +1,17 @@
+"""A node on which nothing is scheduled pays nothing for the schedule."""
+
+import subprocess
+import sys
+
+SCRIPT = """
+import sys
+from penstock.testing import EmbeddedBroker
+with EmbeddedBroker() as broker:
+    broker.create_topic("plain")
+    print(sorted(name for name in sys.modules if name.startswith(("penstock.scheduling", "penstock.broker.schedule"))))
+"""
+
+
+def test_the_schedule_is_not_loaded_before_it_is_needed() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
