@@ -77,6 +77,9 @@ class CoordinatorRuntime(Generic[ShardT]):
         """The shard in its present life, which ends with the leader epoch: `is_closed` says so. Raises ApiError."""
         return await self._ready(index)
 
+    def loaded_shards(self) -> list[ShardT]:
+        return [active.shard for active in self._active.values()]
+
     def load(self, index: int) -> asyncio.Task[None]:
         """Begin to load a shard, if nobody has. Timeouts run from when it is loaded."""
         self._unload_outdated(index)

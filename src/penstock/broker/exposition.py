@@ -94,6 +94,10 @@ async def snapshot(node: Node) -> Iterator[Family]:
             counted = counted.and_also(partition)
         await asyncio.sleep(0)
     families += replication_families(node, counted, followers)
+    if "transactions" in node.__dict__:
+        from penstock.broker.transactions.metrics import transaction_families
+
+        families += transaction_families(node.transactions)
     if "share_state" in node.__dict__:
         from penstock.broker.share_state.metrics import dead_letter_families
 
@@ -208,6 +212,7 @@ class _PartitionRow(NamedTuple):
     start_offset: int
     end_offset: int
     high_watermark: int
+    last_stable_offset: int
     size_bytes: int
     segments: int
 
@@ -217,6 +222,11 @@ _PARTITION: Final = (
     ("start_offset", "penstock_partition_start_offset", "First offset that can be read."),
     ("end_offset", "penstock_partition_end_offset", "Offset that the next message gets."),
     ("high_watermark", "penstock_partition_high_watermark_offset", "Offset up to which clients may read."),
+    (
+        "last_stable_offset",
+        "penstock_partition_last_stable_offset",
+        "Offset up to which readers of what is committed may read: a transaction that hangs keeps it where it is.",
+    ),
     ("size_bytes", "penstock_partition_size_bytes", "Size of the log files."),
     ("segments", "penstock_partition_segments", "Number of log files."),
 )
@@ -229,6 +239,7 @@ def _partition_row(partition: Partition) -> _PartitionRow:
         log.start_offset,
         log.end_offset,
         partition.high_watermark,
+        partition.last_stable_offset,
         log.size_bytes,
         len(log.segments),
     )

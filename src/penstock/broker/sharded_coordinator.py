@@ -114,6 +114,10 @@ class ShardedCoordinator(Generic[ShardT]):
         led = self._node.partitions.led
         return [index for index in topic.partitions if led(self.topic.name, index) is not None]
 
+    def loaded_shards(self) -> list[ShardT]:
+        """As they are now, committed or not: for numbers, not for answers."""
+        return self._runtime.loaded_shards()
+
     async def write(self, key: str, operation: Callable[[ShardT, Token], Work]) -> Any:
         return await self._runtime.write(self.shard_of(key), operation)
 

@@ -32,6 +32,10 @@ class Handout:
     def __len__(self) -> int:
         return len(self._prepared)
 
+    @property
+    def markers_waiting(self) -> int:
+        return sum(len(prepared.remaining) for prepared in self._prepared.values())
+
     def replayed(self, transaction: Transaction) -> None:
         """Called for every state that an id takes."""
         self._prepared.pop(transaction.transactional_id, None)

@@ -29,12 +29,18 @@ from penstock.transactions.messages import (
 )
 from penstock.transactions.records import decode_key, decode_value, encode, tombstone
 from penstock.transactions.settings import TransactionSettings
-from penstock.transactions.states import BY_TITLE, State
+from penstock.transactions.states import BY_TITLE, STORED_STATES, State
 from penstock.transactions.transaction import Transaction
 from penstock.transactions.work import Token, Work
 
 #: What one tick decides at most, so that a batch stays small.
 _TICK_RECORDS_MAX: Final = 500
+#: The ways in which transactions end: by their producer, because another one took over, or because time was up.
+COMMITTED: Final = "committed"
+ABORTED: Final = "aborted"
+FENCED: Final = "fenced"
+TIMED_OUT: Final = "timed_out"
+ENDS: Final = (COMMITTED, ABORTED, FENCED, TIMED_OUT)
 
 
 class TransactionShard:
@@ -44,15 +50,28 @@ class TransactionShard:
         "_handout",
         "_timeout_check_ms",
         "_transaction_version",
+        "count_by_state",
+        "ended",
         "settings",
         "transactions",
         "unknown_records",
     )
 
-    def __init__(self, settings: TransactionSettings, *, transaction_version: Callable[[], int]) -> None:
-        """`transaction_version` tells the cluster's level of the feature of that name, now."""
+    def __init__(
+        self,
+        settings: TransactionSettings,
+        *,
+        transaction_version: Callable[[], int],
+        ended: dict[str, int] | None = None,
+    ) -> None:
+        """`transaction_version` tells the cluster's level of the feature of that name, now.
+
+        `ended` counts what is decided here, by its name in ENDS; all shards of a node may count together.
+        """
         self.settings = settings
         self.transactions: dict[str, Transaction] = {}
+        self.count_by_state = dict.fromkeys(STORED_STATES, 0)
+        self.ended = dict.fromkeys(ENDS, 0) if ended is None else ended
         #: Records of kinds that a newer version knows, passed over on replay.
         self.unknown_records = 0
         self._transaction_version = transaction_version
@@ -121,7 +140,7 @@ class TransactionShard:
             now_ms=now_ms,
             fresh_producer_id=fresh_producer_id,
         )
-        return self._work(decision, token)
+        return self._work(decision, token, FENCED)
 
     def add_partitions(self, request: AddRequest, token: Token, *, now_ms: int) -> Work:
         """Answers AddReply. Offsets of a group are added as its partition of `__consumer_offsets`."""
@@ -156,6 +175,11 @@ class TransactionShard:
             completed = self.transactions[markers.transactional_id].completed(now_ms)
         return self._work(Decision(None, completed), token)
 
+    @property
+    def markers_waiting(self) -> int:
+        """Those of which nobody knows yet whether they are written."""
+        return self._handout.markers_waiting
+
     # Administration
 
     def describe(self, transactional_id: str) -> DescribedTransaction:
@@ -186,14 +210,18 @@ class TransactionShard:
 
     # Inside
 
-    def _work(self, decision: Decision, token: Token) -> Work:
+    def _work(self, decision: Decision, token: Token, abort: str = ABORTED) -> Work:
         if decision.stored is None:
             return Work(replies=((token, decision.reply),))
-        return self._decided((decision.stored,), ((token, decision.reply),))
+        return self._decided((decision.stored,), abort, ((token, decision.reply),))
 
     def _decided(
-        self, stored: tuple[Transaction, ...], replies: tuple[tuple[Token, object], ...] = ()
+        self, stored: tuple[Transaction, ...], abort: str, replies: tuple[tuple[Token, object], ...] = ()
     ) -> Work:
+        """`abort` is what those that are aborted here count as."""
+        for transaction in stored:
+            if transaction.state.is_prepared:
+                self.ended[COMMITTED if transaction.state.is_committed else abort] += 1
         return Work(
             records=tuple(encode(transaction) for transaction in stored),
             replies=(*replies, *self._handout.announce(stored)),
@@ -203,6 +231,9 @@ class TransactionShard:
         transactional_id = transaction.transactional_id
         before = self.transactions.get(transactional_id)
         self.transactions[transactional_id] = transaction
+        self.count_by_state[transaction.state] += 1
+        if before is not None:
+            self.count_by_state[before.state] -= 1
         self._handout.replayed(transaction)
         if transaction.state is not State.ONGOING or transaction.is_two_phase:
             self._deadlines.pop(transactional_id, None)
@@ -210,7 +241,9 @@ class TransactionShard:
             self._deadlines[transactional_id] = transaction.start_timestamp_ms + transaction.timeout_ms
 
     def _forget(self, transactional_id: str) -> None:
-        self.transactions.pop(transactional_id, None)
+        before = self.transactions.pop(transactional_id, None)
+        if before is not None:
+            self.count_by_state[before.state] -= 1
         self._deadlines.pop(transactional_id, None)
         self._handout.forget(transactional_id)
 
@@ -223,7 +256,8 @@ class TransactionShard:
             tuple(
                 self.transactions[key].fenced(transaction_version=version, now_ms=now_ms)
                 for key in late[:_TICK_RECORDS_MAX]
-            )
+            ),
+            TIMED_OUT,
         )
 
     def _remove_expired(self, now_ms: int) -> Work:

@@ -38,6 +38,7 @@ class State(Enum):
         return self is State.PREPARE_COMMIT or self is State.COMPLETE_COMMIT
 
 
+STORED_STATES: Final = tuple(state for state in State if state.code < State.DEAD.code)
 BY_CODE: Final = {state.code: state for state in State}
 BY_TITLE: Final = {state.title: state for state in State}
 

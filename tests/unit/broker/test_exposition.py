@@ -52,6 +52,7 @@ def _partition(topic: str, index: int, *, start: int, end: int, high: int) -> An
         index=index,
         log=log,
         high_watermark=high,
+        last_stable_offset=high - 5,
         leading=None,
         is_leader=True,
         leader_id=3,
@@ -253,6 +254,7 @@ async def test_logs_and_the_node_itself(node: Any) -> None:
     assert samples["penstock_partition_start_offset", partition] == 10
     assert samples["penstock_partition_end_offset", partition] == 101
     assert samples["penstock_partition_high_watermark_offset", partition] == 100
+    assert samples["penstock_partition_last_stable_offset", partition] == 95
     assert samples["penstock_partition_size_bytes", partition] == 10_100
     assert samples["penstock_partition_segments", partition] == 3
     assert samples["penstock_connections", (("listener", "INTERNAL"),)] == 2

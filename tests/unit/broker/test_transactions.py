@@ -32,6 +32,7 @@ from penstock.broker.node import Node
 from penstock.broker.partition import Partition
 from penstock.broker.transactions.admission import Writer
 from penstock.broker.transactions.markers import MarkerDelivery
+from penstock.broker.transactions.metrics import transaction_families
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import Record, encode_batch
 
@@ -546,6 +547,48 @@ async def test_transactions_are_listed_by_state_producer_age_and_name(stage: Sta
     assert await listed(transactional_id_pattern="(") == ([], ErrorCode.invalid_regular_expression)
     # As in Apache Kafka, an id without a transaction is older than anything.
     assert await listed(duration_filter=3_600_000) == ([("two", "Empty")], ())
+
+
+async def test_transactions_are_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, commit in enumerate((True, True, False)):
+        producer = await stage.producer(NEW, f"done-{number}")
+        assert await producer.send(str(number)) is NONE
+        assert await producer.end(commit=commit) is NONE
+        await stage.settled(producer)
+    replaced = await stage.producer(NEW, "done-0")
+    assert await replaced.send("fenced") is NONE
+    await stage.producer(NEW, "done-0")
+    late = await stage.producer(NEW, "late", transaction_timeout=timedelta(milliseconds=50))
+    assert await late.send("late") is NONE
+    await until(lambda: stage.node.transactions.ended["timed_out"] == 1)
+    await stage.settled(late)
+    is_open = await stage.producer(NEW, "open")
+    assert await is_open.send("open") is NONE
+    never = asyncio.Event()
+
+    async def never_written(*args: Any) -> Any:
+        await never.wait()
+
+    monkeypatch.setattr(MarkerDelivery, "_write", never_written)
+    prepared = await stage.producer(NEW, "prepared")
+    assert [await prepared.send("x", partition=index) for index in (0, 1)] == [NONE] * 2
+    assert await prepared.end(commit=True) is NONE
+    families = {family.name: dict(family.samples) for family in transaction_families(stage.node.transactions)}
+    assert families["penstock_transactions_ended"] == {
+        ("committed",): 3,
+        ("aborted",): 1,
+        ("fenced",): 1,
+        ("timed_out",): 1,
+    }
+    states = {state: count for (state,), count in families["penstock_transactions"].items() if count}
+    assert states == {
+        "Empty": 1,
+        "Ongoing": 1,
+        "PrepareCommit": 1,
+        "CompleteCommit": 1,
+        "CompleteAbort": 2,
+    }
+    assert families["penstock_transaction_markers_waiting"] == {(): 2}
 
 
 async def test_an_id_that_nobody_has_used_is_not_described(stage: Stage) -> None:

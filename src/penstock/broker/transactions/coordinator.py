@@ -48,6 +48,8 @@ class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
         self._settings = transaction_settings(node.settings)
         self._patience_s = node.settings.integer("add.partitions.to.txn.retry.backoff.max.ms") / 1000
         self._markers = MarkerDelivery(node, self)
+        #: How transactions ended that were decided on here.
+        self.ended: dict[str, int] = {}
         self.verification = Verification(node, self)
         self.admission = Admission(node)
 
@@ -99,9 +101,12 @@ class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
         return TopicPartition(CONSUMER_OFFSETS, self._node.groups.shard_of(group_id))
 
     def _new_shard(self) -> TransactionShard:
-        from penstock.transactions.shard import TransactionShard
+        from penstock.transactions.shard import ENDS, TransactionShard
 
-        return TransactionShard(self._settings, transaction_version=lambda: self.transaction_version)
+        self.ended = self.ended or dict.fromkeys(ENDS, 0)
+        return TransactionShard(
+            self._settings, transaction_version=lambda: self.transaction_version, ended=self.ended
+        )
 
     def _led(self, index: int) -> None:
         self._markers.serve(index)
