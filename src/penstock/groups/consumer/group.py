@@ -7,7 +7,7 @@ from penstock.groups.consumer.departure import fence
 from penstock.groups.consumer.draft import JOIN, REBALANCE, SESSION, SYNC, cancel_timers, expect_heartbeat
 from penstock.groups.consumer.messages import DescribedConsumer, DescribedConsumerGroup
 from penstock.groups.consumer.state import GroupState
-from penstock.groups.consumer.values import NOTHING, Member, Phase
+from penstock.groups.consumer.values import AWAY, NOTHING, Member, Phase
 from penstock.groups.messages import (
     DescribedGroup,
     HeartbeatRequest,
@@ -140,7 +140,7 @@ class ConsumerGroup(GroupState):
         member = self.members.get(member_id)
         if member is None:
             return ErrorCode.unknown_member_id
-        if epoch == member.current.epoch:
+        if epoch == member.current.epoch and epoch != AWAY:
             return ErrorCode.none
         return ErrorCode.illegal_generation if member.is_classic else ErrorCode.stale_member_epoch
 
