@@ -36,47 +36,43 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         if not request.group_id:
             raise ApiError(ErrorCode.invalid_group_id)
         await ctx.node.groups.ensure_topic()
-        reply = await _begin(ctx, request.group_id, wanted)
-        errors = await _alter(ctx, request.group_id, wanted, reply)
+        reply, errors = await _alter(ctx, request.group_id, wanted)
     except ApiError as error:
         return _response(error, ())
     return _response(None, tuple(_topic(ctx, topic, reply, errors) for topic in request.topics))
 
 
-async def _begin(ctx: RequestContext, group_id: str, wanted: StartOffsets) -> AlterReply:
+async def _alter(ctx: RequestContext, group_id: str, wanted: StartOffsets) -> tuple[AlterReply, Errors]:
     """What an earlier deletion has left is finished first."""
     possible = {
         name: {index: start for index, start in starts.items() if start >= 0}
         for name, starts in wanted.items()
     }
-    reply = await _ask(ctx, group_id, possible)
-    if reply.upkeep is not None:
-        await ctx.node.share_upkeep.settle(group_id, reply.upkeep)
-        reply = await _ask(ctx, group_id, possible)
-    if reply.upkeep is not None:
+    reply, errors = await _try(ctx, group_id, possible)
+    if reply.waits_for_deletion:
+        await ctx.node.share_upkeep.settle(group_id)
+        reply, errors = await _try(ctx, group_id, possible)
+    if reply.waits_for_deletion:
         raise ApiError(ErrorCode.coordinator_not_available, "The offsets of before are still being deleted.")
-    return reply
+    return reply, errors
 
 
-async def _ask(ctx: RequestContext, group_id: str, wanted: StartOffsets) -> AlterReply:
-    groups = ctx.node.groups
-    reply: AlterReply = await groups.write(
-        group_id, lambda shard, token: begin_alter(shard, group_id, wanted, token, now_ms=groups.now_ms())
-    )
-    if reply.error is not ErrorCode.none:
-        raise ApiError(reply.error, reply.message)
-    return reply
-
-
-async def _alter(ctx: RequestContext, group_id: str, wanted: StartOffsets, reply: AlterReply) -> Errors:
-    topics = ctx.node.groups.topics
-    starts = {
-        (topic_id, index): wanted[topic.name][index]
-        for topic_id, indexes in reply.places.items()
-        if (topic := topics.by_id(topic_id)) is not None
-        for index in indexes
-    }
-    return await ctx.node.share_upkeep.initialize(group_id, reply.epoch, starts)
+async def _try(ctx: RequestContext, group_id: str, wanted: StartOffsets) -> tuple[AlterReply, Errors]:
+    groups, upkeep = ctx.node.groups, ctx.node.share_upkeep
+    async with upkeep.turn(group_id):
+        reply: AlterReply = await groups.write(
+            group_id, lambda shard, token: begin_alter(shard, group_id, wanted, token, now_ms=groups.now_ms())
+        )
+        if reply.error is not ErrorCode.none:
+            raise ApiError(reply.error, reply.message)
+        named = ((groups.topics.by_id(id), indexes) for id, indexes in reply.places.items())
+        starts = {
+            (topic.id, index): wanted[topic.name][index]
+            for topic, indexes in named
+            if topic is not None
+            for index in sorted(indexes)
+        }
+        return reply, await upkeep.initialize(group_id, reply.epoch, starts)
 
 
 # -- answers -------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ async def _asked(ctx: RequestContext, group: Any) -> Asked:
     if group.topics is not None:
         await groups.read(group_id, lambda shard: existing(shard, group_id))
         return [(topic.topic_name, list(dict.fromkeys(topic.partitions))) for topic in group.topics]
-    places = await groups.read(group_id, lambda shard: places_of(shard, group_id, groups.topics))
+    places = await groups.read(group_id, lambda shard: places_of(shard, group_id))
     named = ((groups.topics.by_id(topic_id), indexes) for topic_id, indexes in places.items())
     return [(topic.name, sorted(indexes)) for topic, indexes in named if topic is not None]
 

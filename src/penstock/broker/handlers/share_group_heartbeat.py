@@ -48,9 +48,9 @@ async def _answer(ctx: RequestContext, beat: ShareHeartbeat) -> ShareHeartbeatRe
         return reply
     upkeep = ctx.node.share_upkeep
     if beat.member_epoch != JOINING:
-        upkeep.begin(beat.group_id, reply.upkeep)
+        upkeep.begin(beat.group_id)
         return reply
-    await upkeep.settle(beat.group_id, reply.upkeep)
+    await upkeep.settle(beat.group_id)
     # To join twice is to join once.
     return await _say(ctx, beat)
 

@@ -31,11 +31,13 @@ def refuse_if_at_most_once(node: Node, group_id: str) -> None:
 
 async def delete_positions(node: Node, group_id: str, topics: Sequence[str] | None) -> Deletion:
     """None for the topics is all. Raises ApiError: GROUP_ID_NOT_FOUND for a group of another kind, too."""
-    groups = node.groups
-    reply: DeleteReply = await groups.write(
-        group_id, lambda shard, token: begin_delete(shard, group_id, topics, token, now_ms=groups.now_ms())
-    )
-    if reply.error is not ErrorCode.none:
-        raise ApiError(reply.error, reply.message)
-    errors = await node.share_upkeep.delete(group_id, reply.places)
+    groups, upkeep = node.groups, node.share_upkeep
+    async with upkeep.turn(group_id):
+        reply: DeleteReply = await groups.write(
+            group_id,
+            lambda shard, token: begin_delete(shard, group_id, topics, token, now_ms=groups.now_ms()),
+        )
+        if reply.error is not ErrorCode.none:
+            raise ApiError(reply.error, reply.message)
+        errors = await upkeep.delete(group_id, reply.places)
     return Deletion(reply.names, {topic_id: error for (topic_id, _), error in errors.items()})

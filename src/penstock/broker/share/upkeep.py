@@ -11,15 +11,15 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from penstock.groups.consumer.values import Assignment, assignment
-from penstock.groups.share.positions import deleted, initialized
+from penstock.groups.share.positions import deleted, initialized, upkeep_now
 from penstock.groups.share_state.values import UNSET
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
-    from penstock.groups.share.messages import Upkeep
 
 logger = logging.getLogger("penstock.share")
 
@@ -31,57 +31,64 @@ Errors = dict[Place, ApiError]
 
 
 class ShareUpkeep:
-    """`node.share_upkeep`."""
+    """`node.share_upkeep`. One thing at a time for a group: what was decided on before must not arrive after."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._not_before_s: dict[str, float] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._rest_s = node.settings.integer("group.share.initialize.retry.interval.ms") / 1000
 
-    async def settle(self, group_id: str, upkeep: Upkeep) -> None:
+    def turn(self, group_id: str) -> asyncio.Lock:
+        """To be held from before something is decided on until it is noted as done."""
+        return self._turns.setdefault(group_id, asyncio.Lock())
+
+    async def settle(self, group_id: str) -> None:
         """Returns when there is no use in waiting any longer: ask what is left to do."""
-        task = self.begin(group_id, upkeep)
+        task = self.begin(group_id)
         if task is not None:
             await asyncio.wait((task,), timeout=PATIENCE_S)
 
-    def begin(self, group_id: str, upkeep: Upkeep) -> asyncio.Task[None] | None:
+    def begin(self, group_id: str) -> asyncio.Task[None] | None:
         """Not twice at a time, nor soon after it did not succeed."""
         task = self._under_way.get(group_id)
         if task is not None:
             return task
         if asyncio.get_running_loop().time() < self._not_before_s.get(group_id, 0):
             return None
-        task = self._under_way[group_id] = self._node.spawn(self._run(group_id, upkeep))
+        self._not_before_s.pop(group_id, None)
+        task = self._under_way[group_id] = self._node.spawn(self._run(group_id))
         return task
 
-    async def _run(self, group_id: str, upkeep: Upkeep) -> None:
-        self._not_before_s.pop(group_id, None)
+    async def _run(self, group_id: str) -> None:
         try:
-            errors = await self.delete(group_id, upkeep.delete)
-            errors |= await self._initialize(group_id, upkeep)
-            for (topic_id, partition), error in errors.items():
-                logger.warning(
-                    "share group %s waits for partition %d of topic %s: %r",
-                    group_id,
-                    partition,
-                    topic_id,
-                    error,
-                )
+            async with self.turn(group_id):
+                errors = await self._catch_up(group_id)
         except ApiError as error:
-            logger.warning("what was done for share group %s is not noted: %r", group_id, error)
-            errors = {}
+            # Another one coordinates the group, or will.
+            logger.info("share group %s is looked after later: %r", group_id, error)
+            return
         finally:
             del self._under_way[group_id]
+        for (topic_id, partition), reason in errors.items():
+            logger.warning(
+                "share group %s waits for partition %d of topic %s: %r", group_id, partition, topic_id, reason
+            )
         if errors:
             self._not_before_s[group_id] = asyncio.get_running_loop().time() + self._rest_s
 
-    async def _initialize(self, group_id: str, upkeep: Upkeep) -> Errors:
+    async def _catch_up(self, group_id: str) -> Errors:
+        groups = self._node.groups
+        upkeep = await groups.read(group_id, lambda shard: upkeep_now(shard, group_id))
+        if upkeep is None:
+            return {}
+        errors = await self.delete(group_id, upkeep.delete)
         starts = dict.fromkeys(_places(upkeep.initialize), UNSET)
-        return await self.initialize(group_id, upkeep.epoch, starts)
+        return errors | await self.initialize(group_id, upkeep.epoch, starts)
 
     async def initialize(self, group_id: str, epoch: int, starts: dict[Place, int]) -> Errors:
-        """What did not get its state. Raises ApiError when it cannot be noted."""
+        """In a turn. What did not get its state. Raises ApiError when it cannot be noted."""
         initialize = self._node.share_state.persister.initialize
 
         def ask(topic_id: UUID, partition: int) -> Awaitable[None]:
@@ -98,7 +105,7 @@ class ShareUpkeep:
         return errors
 
     async def delete(self, group_id: str, places: Assignment) -> Errors:
-        """What still has its state. Raises ApiError when it cannot be noted."""
+        """In a turn. What still has its state. Raises ApiError when it cannot be noted."""
         delete = self._node.share_state.persister.delete
         errors = await _ask_all(
             _places(places), lambda topic_id, partition: delete(group_id, topic_id, partition)

@@ -80,8 +80,8 @@ class AlterReply(NamedTuple):
     message: str | None = None
     epoch: int = 0
     places: Assignment = NOTHING
-    #: To be done first, and then asked again.
-    upkeep: Upkeep | None = None
+    #: What is still being deleted cannot be begun anew: see to that, and ask again.
+    waits_for_deletion: bool = False
 
 
 class DeleteReply(NamedTuple):

@@ -11,10 +11,9 @@ from penstock.groups.consumer.values import NOTHING, Assignment, union
 from penstock.groups.shard import GroupShard
 from penstock.groups.share.draft import Draft
 from penstock.groups.share.group import ShareGroup, existing
-from penstock.groups.share.messages import AlterReply, DeleteReply, StartOffsets
+from penstock.groups.share.messages import AlterReply, DeleteReply, StartOffsets, Upkeep
 from penstock.groups.share.places import every_place, upkeep_of
 from penstock.groups.share.state import GroupState
-from penstock.groups.topics import Topics
 from penstock.groups.work import Step, Token, Work
 from penstock.protocol.errors import ApiError, ErrorCode
 
@@ -86,7 +85,7 @@ def _alter(draft: Draft, offsets: StartOffsets) -> AlterReply:
     if not places:
         return AlterReply()
     if not states.deleting.isdisjoint(places):
-        return AlterReply(upkeep=upkeep_of(draft.state, topics))
+        return AlterReply(waits_for_deletion=True)
     draft.change_states(states.initialize(places, names))
     # States are begun anew with it, so that who still has the old one is told apart.
     draft.begin_epoch()
@@ -122,8 +121,13 @@ def _delete(draft: Draft, topic_names: Iterable[str] | None) -> DeleteReply:
 # Questions
 
 
-def places_of(shard: GroupShard, group_id: str, topics: Topics) -> Assignment:
+def upkeep_now(shard: GroupShard, group_id: str) -> Upkeep | None:
+    group = shard.groups.get(group_id)
+    return upkeep_of(group, shard.topics) if isinstance(group, ShareGroup) else None
+
+
+def places_of(shard: GroupShard, group_id: str) -> Assignment:
     """The share partitions of a group, of topics that are still there. Raises ApiError."""
     initialized = existing(shard, group_id).states.initialized
-    found = {id: places for id, places in initialized.items() if topics.by_id(id) is not None}
+    found = {id: places for id, places in initialized.items() if shard.topics.by_id(id) is not None}
     return found or NOTHING
