@@ -1,0 +1,90 @@
+"""Records of consumer groups are Kafka's, byte for byte; what is read back is what was written."""
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.groups.consumer.records import Kind, Record, decode, encode
+from penstock.groups.consumer.values import (
+    ClassicPart,
+    Current,
+    GroupEpoch,
+    Phase,
+    Resolved,
+    Subscription,
+)
+from penstock.groups.records import UnknownVersion
+
+TOPIC = UUID("00000000-0000-0000-0000-0000000000ff")
+ID = "000000000000000000000000000000ff"
+
+
+@pytest.mark.parametrize(
+    ("record", "key", "value"),
+    [
+        (Record(Kind.GROUP_EPOCH, "g", "", GroupEpoch(3)), "0003 0001 67", "0000 00000003 00"),
+        (
+            Record(Kind.GROUP_EPOCH, "g", "", GroupEpoch(3, -5)),
+            "0003 0001 67",
+            "0000 00000003 01 00 08 fffffffffffffffb",
+        ),
+        (
+            Record(
+                Kind.SUBSCRIPTION,
+                "g",
+                "m",
+                Subscription(
+                    instance_id=None,
+                    rack_id="r",
+                    client_host="h",
+                    topic_names=("a", "b"),
+                    rebalance_timeout_ms=5,
+                    classic=ClassicPart(5, (("range", b"x"),)),
+                ),
+            ),
+            "0005 0001 67 0001 6d",
+            "0000 00 0272 01 0268 03 0261 0262 00 00000005 00 01 00 10 01 00000005 02 06 72616e6765 0278 00 00",
+        ),
+        (Record(Kind.TARGET_EPOCH, "g", "", 7), "0006 0001 67", "0000 00000007 00"),
+        (
+            Record(Kind.TARGET, "g", "m", {TOPIC: frozenset({0, 2})}),
+            "0007 0001 67 0001 6d",
+            f"0000 02 {ID} 03 00000000 00000002 00 00",
+        ),
+        (
+            Record(Kind.CURRENT, "g", "m", Current(4, 3, Phase.UNREVOKED, {}, {TOPIC: frozenset({1})})),
+            "0008 0001 67 0001 6d",
+            f"0000 00000004 00000003 01 01 02 {ID} 02 00000001 00 00",
+        ),
+        (
+            Record(Kind.REGEX, "g", "a.*", Resolved(frozenset({"ab"}), 2, 9)),
+            "0010 0001 67 0003 612e2a",
+            "0000 02 03 6162 0000000000000002 0000000000000009 00",
+        ),
+        (Record(Kind.TARGET, "g", "m", None), "0007 0001 67 0001 6d", None),
+    ],
+)
+def test_bytes_are_those_that_kafka_writes(record: Record, key: str, value: str | None) -> None:
+    expected = bytes.fromhex(key), None if value is None else bytes.fromhex(value)
+    assert encode(record) == expected
+    assert decode(*expected) == record
+
+
+@given(
+    st.dictionaries(st.uuids(), st.frozensets(st.integers(0, 1 << 20), min_size=1), max_size=4),
+    st.dictionaries(st.uuids(), st.frozensets(st.integers(0, 1 << 20), min_size=1), max_size=4),
+    st.sampled_from(Phase),
+)
+def test_assignments_round_trip(
+    assigned: dict[UUID, frozenset[int]], revoking: dict[UUID, frozenset[int]], phase: Phase
+) -> None:
+    record = Record(Kind.CURRENT, "g", "m", Current(2, 1, phase, assigned, revoking))
+    assert decode(*encode(record)) == record
+
+
+def test_a_value_of_an_unknown_version_is_not_guessed_at() -> None:
+    key, _ = encode(Record(Kind.TARGET_EPOCH, "g", "", 1))
+    with pytest.raises(UnknownVersion, match="9"):
+        decode(key, b"\x00\x09\x00")
