@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.unit.groups.share.world import SESSION_MS, Member, World
 
 from penstock.groups.consumer.values import JOINING
+from penstock.groups.share.positions import upkeep_now
 from penstock.protocol.errors import ErrorCode
 
 NAMES = ["a", "b", "c", "d"]
@@ -46,6 +47,10 @@ class Histories(RuleBasedStateMachine):
             assert reply.error is ErrorCode.none
         if reply.error is not ErrorCode.none:
             member.epoch = JOINING
+        elif is_heard:
+            # Whatever it has missed before.
+            assert self.world.group is not None
+            assert member.assigned == self.world.group.members[name].current.assigned
 
     @rule(name=_names, epoch=st.integers(1, 40))
     def beat_with_any_epoch(self, name: str, epoch: int) -> None:
@@ -116,6 +121,17 @@ class Histories(RuleBasedStateMachine):
                 assert place[1] in reply.places[place[0]]
                 assert place[0] in group.states.deleting
 
+    @rule(names=st.none() | _topics, name=_names, topics=_topics)
+    def delete_when_all_have_left(
+        self, names: tuple[str, ...] | None, name: str, topics: tuple[str, ...]
+    ) -> None:
+        """And somebody is back before that is done."""
+        group = self.world.group
+        for member_id in () if group is None else list(group.members):
+            self.leave(member_id)
+        self.delete(names)
+        self.join(name, topics)
+
     @rule()
     def delete_group(self) -> None:
         group = self.world.group
@@ -156,9 +172,10 @@ class Histories(RuleBasedStateMachine):
         group = self.world.group
         if group is None or not group.members:
             return
-        for member_id in list(group.members):
-            self.members[member_id] = Member(self.world, member_id)
-            self.members[member_id].join(*group.members[member_id].subscription.topic_names)
+        for member_id, stored in list(group.members.items()):
+            member = self.members[member_id]
+            if member.epoch not in (stored.current.epoch, stored.current.previous_epoch):
+                member.join(*stored.subscription.topic_names)
         for _ in range(4):
             self._do(lambda todo: todo)
             for member_id in group.members:
@@ -188,8 +205,6 @@ class Histories(RuleBasedStateMachine):
         return None if member is None else member.current.epoch
 
     def _do(self, choose: Any) -> None:
-        from penstock.groups.share.positions import upkeep_now
-
         upkeep = upkeep_now(self.world.shard, "g")
         if upkeep is None:
             return
