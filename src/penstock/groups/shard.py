@@ -319,7 +319,7 @@ class GroupShard:
         group.dropped(self._timers)
         if self.groups.get(group.group_id) is group:
             del self.groups[group.group_id]
-            if self.offsets.has(group.group_id):
+            if any(self.offsets.places_of(group.group_id)):
                 # They outlive it: what is left is a group that has offsets and nothing else.
                 self.groups[group.group_id] = Classic(group.group_id)
 
