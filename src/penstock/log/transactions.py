@@ -1,7 +1,9 @@
 """Which transactions of one partition hold its last stable offset back, and who may begin one.
 
 A transaction holds it back from its first record on until its marker is committed: while it is open, and after it
-has ended for as long as the marker lies at or above the high watermark.
+has ended for as long as the marker lies at or above the high watermark. What has ended is not remembered through a
+clean restart: should such a marker be lost with its leader, the coordinator, whose decision was safe before there was
+any marker, repeats the same one.
 """
 
 from collections.abc import Iterable

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.broker.raw_client import create_topic, delete_topic, new_node, until
+from tests.unit.broker.raw_client import create_topic, delete_topic, new_node, running, until
 from tests.unit.broker.transactional import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
+    DESCRIBE_PRODUCERS,
     LIST_TRANSACTIONS,
     NEW,
     NOW_MS,
@@ -637,6 +638,33 @@ async def test_a_transaction_that_was_prepared_is_completed_after_a_restart(
     producer.client = await stage.client()
     assert await stage.settled(producer) == "CompleteCommit"
     assert await stage.committed() == ["a"]
+
+
+async def test_an_operator_finds_and_ends_a_transaction_that_hangs(tmp_path: Path) -> None:
+    """By the requests of Apache Kafka's tool (`find-hanging`, `abort`), which know nothing of a coordinator."""
+    async with running(tmp_path, **SETTINGS, transaction_partition_verification_enable="false") as node:
+        await create_topic(node, "t")
+        client = await WireClient.connect(node)
+        producer = TransactionalClient(client, "tx", OLD)
+        await producer.init()
+        assert await producer.send("a") is NONE
+        assert await producer.state_name() == "Empty", "the coordinator will never end it"
+        topic = SimpleNamespace(name="t", partition_indexes=(0,))
+        described = await client.ask(SimpleNamespace(topics=(topic,)), api_key=DESCRIBE_PRODUCERS, version=0)
+        (hanging,) = described.topics[0].partitions[0].active_producers
+        assert hanging.current_txn_start_offset == 0
+        assert (await seen(client)).last_stable_offset == 0
+        marker = SimpleNamespace(
+            producer_id=hanging.producer_id,
+            producer_epoch=hanging.producer_epoch,
+            transaction_result=False,
+            topics=(topic,),
+            coordinator_epoch=max(hanging.coordinator_epoch, 0),
+        )
+        reply = await client.ask(SimpleNamespace(markers=(marker,)), api_key=WRITE_TXN_MARKERS, version=1)
+        assert reply.markers[0].topics[0].partitions[0].error_code is NONE
+        assert await seen(client) == ([], 2, 2)
+        await client.close()
 
 
 @pytest.mark.parametrize("failing", [ADD_PARTITIONS, WRITE_TXN_MARKERS])

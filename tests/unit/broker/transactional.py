@@ -12,7 +12,7 @@ from penstock.protocol.records import TRANSACTIONAL, Record, decode_records, enc
 
 PRODUCE, FETCH, FIND_COORDINATOR, INIT_PRODUCER_ID = 0, 1, 10, 22
 ADD_PARTITIONS, ADD_OFFSETS, END_TXN, WRITE_TXN_MARKERS = 24, 25, 26, 27
-DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 65, 66
+DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 61, 65, 66
 _ACKS_ALL = -1
 #: Of now, as the markers are: a record of long ago would have the next one begin a segment.
 NOW_MS = int(time.time() * 1000)
