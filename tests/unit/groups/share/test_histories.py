@@ -12,7 +12,7 @@ from penstock.groups.consumer.values import JOINING
 from penstock.groups.share.positions import upkeep_now
 from penstock.protocol.errors import ErrorCode
 
-NAMES = ["a", "b", "c", "d"]
+NAMES = ["a", "b", "c"]
 TOPICS = ["t", "s", "u"]
 _names = st.sampled_from(NAMES)
 _topics = st.lists(st.sampled_from(TOPICS), unique=True, min_size=1).map(tuple)
@@ -22,6 +22,8 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
+        self.world.put_topic("t", 2)
+        self.world.put_topic("s", 1)
         self.members: dict[str, Member] = {}
         #: What the share coordinator has, and with which epoch it was begun.
         self.states: dict[tuple[UUID, int], int] = {}
@@ -51,6 +53,11 @@ class Histories(RuleBasedStateMachine):
             # Whatever it has missed before.
             assert self.world.group is not None
             assert member.assigned == self.world.group.members[name].current.assigned
+
+    @rule(name=_names)
+    def miss_a_reply(self, name: str) -> None:
+        self.beat(name, False, None)
+        self.beat(name, True, None)
 
     @rule(name=_names, epoch=st.integers(1, 40))
     def beat_with_any_epoch(self, name: str, epoch: int) -> None:
@@ -92,6 +99,10 @@ class Histories(RuleBasedStateMachine):
     def look_after(self, data: Any) -> None:
         """As much of what is to be done as a coordinator gets done before something happens to it."""
         self._do(lambda todo: data.draw(st.lists(st.sampled_from(todo), unique=True)) if todo else [])
+
+    @rule()
+    def look_after_all(self) -> None:
+        self._do(lambda todo: todo)
 
     # Administrators
 
