@@ -30,7 +30,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     if ctx.version < _MANY_FROM:
         return await _handle_producer(ctx, request)
     results = await asyncio.gather(
-        *(_add(ctx, _asked(ctx, each, each.topics), each.verify_only) for each in request.transactions)
+        *(_add(ctx, _asked(each), each.verify_only) for each in request.transactions)
     )
     return many.AddPartitionsToTxnResponse(
         throttle_time=NO_THROTTLE,
@@ -59,12 +59,12 @@ async def _handle_producer(ctx: RequestContext, request: Any) -> Any:
     )
 
 
-def _asked(ctx: RequestContext, transaction: Any, topics: Any) -> AddRequest:
+def _asked(transaction: Any) -> AddRequest:
     return AddRequest(
         transaction.transactional_id,
         transaction.producer_id,
         transaction.producer_epoch,
-        _partitions(topics),
+        _partitions(transaction.topics),
         protocol_version(not transaction.verify_only),
     )
 
