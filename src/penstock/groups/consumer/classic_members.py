@@ -37,17 +37,20 @@ def join(group: GroupState, request: JoinRequest, token: Token, step: Step, *, n
         if not request.member_id and request.instance_id is None and request.member_id_required:
             # Nothing is kept for it: it is a member when it comes back with the id.
             raise ApiError(ErrorCode.member_id_required)
+        if (last := _last_to_be_replaced(group, request, step)) is not None:
+            # As a classic group it takes the member as one that returns.
+            state = group.fork()
+            state.apply(
+                Kind.SUBSCRIPTION, last.member_id, _subscription(last.subscription, embedded, request)
+            )
+            downgrade(state, step).join(request, token, step, new_member_id=new_member_id)
+            return
         draft = Draft(group, step)
         member = _joining(draft, request, member_id)
     except ApiError as error:
         step.reply(token, JoinReply(error=error.code, member_id=member_id))
         return
     subscription = _subscription(member.subscription, embedded, request)
-    if _ends_consumer_protocol(draft, member):
-        # As a classic group it takes the member as one that returns.
-        draft.change(Kind.SUBSCRIPTION, member.member_id, subscription)
-        downgrade(draft).join(request, token, step, new_member_id=new_member_id)
-        return
     owned = assignment(places(embedded.owned, step.topics))
     member = advance(draft, member, subscription, owned, holds_nothing_else=True)
     _await_sync(group.group_id, member, step)
@@ -100,10 +103,11 @@ def _subscription(known: Subscription, embedded: EmbeddedSubscription, request: 
     return with_classic_part(base, embedded, request.protocols, request.session_timeout_ms)
 
 
-def _ends_consumer_protocol(draft: Draft, member: Member) -> bool:
-    """Whether a static member comes back with the classic protocol that was the last without it."""
-    is_known = member.member_id in draft.state.members
-    return is_known and not member.is_classic and may_downgrade(draft, others=1)
+def _last_to_be_replaced(group: GroupState, request: JoinRequest, step: Step) -> Member | None:
+    """The static member that comes back with the classic protocol, if it was the last without it."""
+    old = None if request.instance_id is None else group.static_member(request.instance_id)
+    is_last = old is not None and not old.is_classic and may_downgrade(group, step, others=1)
+    return old if is_last and request.member_id == NO_MEMBER_ID else None
 
 
 def _await_sync(group_id: str, member: Member, step: Step) -> None:

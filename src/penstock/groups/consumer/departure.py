@@ -26,8 +26,8 @@ def fence(group: GroupState, member: Member, step: Step) -> None:
     """What it has is free from now on. If only members of the classic protocol remain, they have a classic group."""
     draft = Draft(group, step)
     draft.remove(member)
-    if may_downgrade(draft):
-        downgrade(draft)
+    if may_downgrade(draft.state, step):
+        downgrade(draft.state, step)
     else:
         begin_epoch_without(draft)
 

@@ -104,20 +104,23 @@ def _subscription(group: Classic, member: ClassicMember) -> Subscription:
 # --- consumer to classic ---
 
 
-def may_downgrade(draft: Draft, *, others: int = 0) -> bool:
+def may_downgrade(state: GroupState, step: Step, *, others: int = 0) -> bool:
     """Whether all but so many of those that are left speak the classic protocol, and may have such a group."""
-    settings, members = draft.step.settings, draft.state.members
+    settings, members = step.settings, state.members
     return (
         bool(members)
-        and draft.state.classic_count == len(members) - others
+        and state.classic_count == len(members) - others
         and settings.consumer_migration_policy in _DOWNGRADES
         and len(members) <= settings.size_max
     )
 
 
-def downgrade(draft: Draft) -> Classic:
-    """Everyone is called to join again; until then they keep what they were told."""
-    step, state = draft.step, draft.state
+def downgrade(state: GroupState, step: Step) -> Classic:
+    """Everyone is called to join again; until then they keep what they were told.
+
+    No record that the group had something may precede this in the same step, only that it has it no longer: when they
+    are replayed the group is a classic one already.
+    """
     step.store_all(state.tombstones())
     for member_id in state.members:
         cancel_timers(step.timers, state.group_id, member_id)
