@@ -243,11 +243,6 @@ class Producers:
         state.last_timestamp = seen_ms
         return self.transactions.end(marker.producer_id, offset, committed=marker.committed)
 
-    @property
-    def first_open_offset(self) -> int | None:
-        """The oldest offset that belongs to a transaction still open."""
-        return self.transactions.first_open_offset
-
     def expire(self, now_ms: int) -> int:
         """Forget producers that have been idle for too long; not those in a transaction. Returns how many."""
         idle = [producer_id for producer_id, state in self.states.items() if self._is_idle(state, now_ms)]

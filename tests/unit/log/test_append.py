@@ -125,9 +125,9 @@ def test_log_append_time_restamps_header_and_checksum(tmp_path):
 def test_internal_batches_may_be_control_batches_without_a_sequence(tmp_path):
     log = open_log(tmp_path / "t-0")
     append(log, b"x", producer=(9, 1, 0), attributes=0x10)
-    assert log.producers.first_open_offset == 0
+    assert log.producers.transactions.first_open_offset == 0
     log.append(marker_of(9, 1, commit=True), leader_epoch=0, now_ms=NOW_MS, internal=True)
-    assert log.producers.first_open_offset is None
+    assert log.producers.transactions.first_open_offset is None
     with pytest.raises(ApiError) as stale:
         log.append(marker_of(9, 0, commit=True), leader_epoch=0, now_ms=NOW_MS, internal=True)
     assert stale.value.code is ErrorCode.invalid_producer_epoch

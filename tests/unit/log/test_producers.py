@@ -111,12 +111,12 @@ def test_a_producer_of_old_records_is_not_idle(tmp_path):
 def test_transactions_open_and_end(log):
     append(log, b"x", producer=(1, 0, 0), attributes=0x10)
     append(log, b"x", producer=(2, 0, 0), attributes=0x10)
-    assert log.producers.first_open_offset == 0
+    assert log.producers.transactions.first_open_offset == 0
     refused(log, ErrorCode.invalid_txn_state, b"plain", producer=(1, 0, 1))
     log.append(
         marker_of(1, 0, commit=False, coordinator_epoch=6), leader_epoch=0, now_ms=NOW_MS, internal=True
     )
-    assert log.producers.first_open_offset == 1
+    assert log.producers.transactions.first_open_offset == 1
     assert log.producers.states[1].coordinator_epoch == 6
     assert append(log, b"x", producer=(1, 0, 1), attributes=0x10).base_offset == 3
     log.append(marker_of(2, 1, commit=True), leader_epoch=0, now_ms=NOW_MS, internal=True)

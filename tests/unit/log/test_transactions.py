@@ -208,7 +208,7 @@ def test_truncation_takes_back_what_was_aborted(tmp_path: Path) -> None:
     log.roll(NOW_MS)
     flush(log)
     log.truncate_to(3, NOW_MS)
-    assert log.producers.first_open_offset == 0
+    assert log.producers.transactions.first_open_offset == 0
     assert log.aborted_in(0, 3) == ((2, 1),)
     end(log, 1, commit=True)
     assert log.aborted_in(0, 4) == ((2, 1),)
