@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.brokers import HOST, Broker, free_port
+from benchmarks.brokers import COMMON_SETTINGS, HOST, Broker, free_port
 
 CACHE = Path(__file__).parent / ".cache" / "kafka"
 #: What Kafka's own start script passes: kafka-server-start.sh and kafka-run-class.sh.
@@ -128,6 +128,7 @@ class KafkaBroker(Broker):
                 "num.io.threads=8",
                 "socket.send.buffer.bytes=102400",
                 "socket.receive.buffer.bytes=102400",
+                *(f"{name}={value}" for name, value in COMMON_SETTINGS.items()),
                 *self.place_lines(),
                 "",
             )

@@ -47,6 +47,17 @@ def _by_transaction(metric: str) -> list[Point]:
     return [(label, name, metric, 1) for label, name in (*shapes, *variants)]
 
 
+def _by_event(kind: str) -> list[Point]:
+    events = {
+        "all": "first 99",
+        "join": "join",
+        "partitions": "more\npart.",
+        "leave": "leave",
+        "crash": "crash",
+    }
+    return [(title, f"rebalance-{kind}", f"rebalance_{event}_s", 1) for event, title in events.items()]
+
+
 PANELS: tuple[tuple[str, str, list[Point]], ...] = (
     ("Messages of 100 B, in and out at once", "million/s", _by_codec("raw-100B", "records_per_s", 1e-6)),
     ("Messages of 1 KB, in and out at once", "thousand/s", _by_codec("raw-1KB", "records_per_s", 1e-3)),
@@ -106,6 +117,13 @@ PANELS: tuple[tuple[str, str, list[Point]], ...] = (
         "Idle, 1,000 partitions of RF 3, all nodes",
         "% of a core",
         [("", "rf3-idle-1000p", "idle_cpu_percent", 1)],
+    ),
+    ("100 members, KIP-848, eager (lower is better)", "seconds", _by_event("consumer-eager")),
+    ("100 members, KIP-848, as told (lower is better)", "seconds", _by_event("consumer")),
+    (
+        "100 members, classic, eager (lower is better)",
+        "seconds",
+        [point for point in _by_event("classic-eager") if "partitions" not in point[2]],
     ),
     ("Transactions, by records x partitions", "per second", _by_transaction("txn_per_s")),
     ("Broker CPU per transaction (lower is better)", "microseconds", _by_transaction("cpu_us_per_txn")),

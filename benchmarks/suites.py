@@ -73,11 +73,11 @@ def cluster() -> Suite:
 
 
 def queue() -> Suite:
-    from benchmarks.scenarios import transactions
+    from benchmarks.scenarios import rebalance, transactions
 
     return Suite(
         name="queue",
-        scenarios=(*transactions.SCENARIOS,),
+        scenarios=(*transactions.SCENARIOS, *rebalance.SCENARIOS),
         ours=PenstockBroker,
         peers={"kafka": KafkaBroker},
         full=Pace(timing=Timing(1, 4), warm_up=WarmUp(6, 500_000_000, 60_000), rounds=3),
