@@ -36,7 +36,7 @@ _LATER: Final = frozenset(
     }
 )
 #: Of a producer only its last transaction can be ending, so a second time is the last.
-_GUARDS_MAX: Final = 3
+_GUARDS_MAX: Final = 2
 
 
 class Writer(NamedTuple):
