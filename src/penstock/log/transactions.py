@@ -7,6 +7,7 @@ any marker, repeats the same one.
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -60,7 +61,7 @@ class Transactions:
         if not self._ended:
             return self.first_open_offset
         self.settle(high_watermark)
-        return min((*self._ended.values(), *self._open.values()), default=None)
+        return min((*self._ended.values(), *islice(self._open.values(), 1)), default=None)
 
     def begin(self, producer_id: int, first_offset: int) -> None:
         self._open[producer_id] = first_offset
