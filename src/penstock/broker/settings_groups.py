@@ -46,7 +46,7 @@ CONSUMER_GROUPS: Final = (
     _integer(
         "group.consumer.regex.refresh.interval.ms",
         600_000,
-        "How often topics are looked for that match the regular expressions of subscriptions.",
+        "Taken as in Kafka; topics that match regular expressions are looked for whenever topics change.",
         10_000,
     ),
 )
