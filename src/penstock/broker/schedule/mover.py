@@ -209,6 +209,7 @@ class Mover:
             return False
         if position == chunks[-1].position:
             self._position = position
+            self._next = max(self._next, position.offset)  # a later part may fail, and this one is taken
             return True
         self._go_on_from(position)
         return False
