@@ -8,7 +8,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
@@ -464,10 +464,14 @@ class Node:
 
     def _follow_schedule(self, delta: ImageDelta) -> None:
         """A node on which nothing is scheduled never loads it."""
-        if "schedule" in self.__dict__ or any(
-            partition.is_scheduled or partition.topic == SCHEDULE for partition in self.partitions
-        ):
+        if "schedule" in self.__dict__ or any(map(_is_of_schedule, self._touched(delta))):
             self.schedule.image_changed(delta)
+
+    def _touched(self, delta: ImageDelta) -> Iterable[Partition | None]:
+        """Partitions whose role or settings may have changed."""
+        if delta.configs_changed:
+            return self.partitions
+        return (self.partitions.get(*place) for place in delta.partitions_changed)
 
     def _coordinator(self, name: str) -> ShardedCoordinator[Any]:
         """Made, if it has not been yet."""
@@ -524,6 +528,10 @@ async def _start_unless(stop: asyncio.Event, node: Node) -> bool:
         return False
     await starting
     return True
+
+
+def _is_of_schedule(partition: Partition | None) -> bool:
+    return partition is not None and (partition.is_scheduled or partition.topic == SCHEDULE)
 
 
 def _on_signal(stop: asyncio.Event) -> None:
