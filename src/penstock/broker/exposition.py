@@ -99,9 +99,10 @@ async def snapshot(node: Node) -> Iterator[Family]:
 
         families += transaction_families(node.transactions)
     if "share_state" in node.__dict__:
-        from penstock.broker.share_state.metrics import dead_letter_families
+        from penstock.broker.share_state.metrics import dead_letter_families, share_total_families
 
         families += dead_letter_families(node.share_state.dead_letters)
+        families += share_total_families(node)
     if "share" in node.__dict__:
         from penstock.broker.share.metrics import share_families
 

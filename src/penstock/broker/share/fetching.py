@@ -11,7 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.broker.share.led import LedSharePartition, monotonic_ms
-from penstock.broker.share.reading import Read, examine, pieces_for
+from penstock.broker.share.reading import (
+    Look,
+    Read,
+    examine,
+    look_elsewhere,
+    pieces_for,
+    runs_of_records,
+)
 from penstock.groups.share_partition.messages import Acquired, Appetite
 from penstock.log.positions import Slice
 from penstock.protocol.compression import BytesLike
@@ -173,6 +180,8 @@ class ShareFetching:
             raise cold
         if cold is not None:
             return cold
+        # What is handed out is counted, so holes in batches have to be known.
+        is_exact = rules.policy.is_at_most_once
         size = max(int(records_max * led.bytes_per_record * _READ_SPARE), _READ_BYTES_MIN)
 
         def read(*, nowait: bool) -> Read:
@@ -180,12 +189,18 @@ class ShareFetching:
             aborted: Sequence[tuple[int, int]] = ()
             if committed and log.has_aborted:
                 aborted = log.aborted_in(offset, piece.next_offset, nowait=nowait)
-            return examine(offset, piece, aborted)
+            return examine(offset, piece, aborted, self._look(nowait=nowait) if is_exact else None)
 
         try:
             return read(nowait=True)
         except BlockingIOError:
             raise Cold(led, offset, partial(read, nowait=False)) from None
+
+    def _look(self, *, nowait: bool) -> Look:
+        if nowait:
+            return look_elsewhere
+        max_bytes = self._node.settings.integer("penstock.decompress.max.bytes")
+        return partial(runs_of_records, max_bytes=max_bytes)
 
     def _has_enough(self, bytes_max: int) -> bool:
         """As many bytes as asked for, once the time is over or records have come back in any case."""
@@ -216,15 +231,18 @@ class ShareFetching:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._request.max_wait_ms / 1000
         try:
-            while not await self._collected():
+            while True:
                 if self._paying:
-                    # What is paid for is waited for: nobody else may ever get it.
+                    # What is paid for is waited for, before more is: nobody else may ever get it.
                     paying, self._paying = self._paying, []
                     await asyncio.wait(paying)
-                elif self._is_late:
+                if await self._collected():
                     return
-                else:
-                    await self._news(deadline)
+                if self._paying:
+                    continue
+                if self._is_late:
+                    return
+                await self._news(deadline)
         finally:
             self._unwatch()
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.groups.config import GroupConfig
     from penstock.groups.share_partition.messages import Write
     from penstock.groups.share_partition.policy import Policy
+    from penstock.groups.share_state.values import Totals
 
 logger = logging.getLogger("penstock.share")
 
@@ -129,6 +130,7 @@ class LedSharePartition:
                 state.batches,
                 self._policy(),
                 self._shares.counters_of(self.group),
+                state.totals,
                 now_ms=monotonic_ms(),
                 chance=random.random(),
             )
@@ -271,7 +273,11 @@ class LedSharePartition:
         self.wake()
 
     async def _store(
-        self, start_offset: int, complete: int, batches: list[tuple[int, int, int, int]]
+        self,
+        start_offset: int,
+        complete: int,
+        batches: list[tuple[int, int, int, int]],
+        totals: Totals | None = None,
     ) -> None:
         await self._node.share_state.persister.write(
             self.group,
@@ -282,6 +288,7 @@ class LedSharePartition:
             start_offset=start_offset,
             delivery_complete_count=complete,
             batches=batches,
+            totals=totals,
         )
 
     # -- the end -------------------------------------------------------------------------------------
@@ -295,8 +302,6 @@ class LedSharePartition:
         self.partition.unwatch(self)
         if self._timer is not None:
             self._timer.cancel()
-        if self.rules is not None:
-            self.rules.given_up()
         waiting, self._stored = self._stored, []
         for future in waiting:
             _fail(future, self.error)

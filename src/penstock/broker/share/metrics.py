@@ -21,10 +21,7 @@ def share_families(shares: SharePartitions) -> Iterator[Family]:
         for group, counters in shares.counters.items()
         for event in counters.__slots__
     ]
-    text = (
-        "What has happened to records of share groups. Under at-most-once, handed_out is confirmed, unconfirmed (may "
-        "be lost) or still with a member; withheld was final before anybody had it, and is lost."
-    )
+    text = "What has happened to records of share groups on this node since its start."
     yield Family("counter", "penstock_share_records", text, ("group", "event"), events)
     led = [
         ((one.group, one.partition.topic, str(one.partition.index)), one.rules)

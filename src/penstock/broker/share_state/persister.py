@@ -23,6 +23,7 @@ from penstock.groups.share_state.values import (
     ShareState,
     ShareSummary,
     Summary,
+    Totals,
     Write,
 )
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -88,6 +89,7 @@ class Persister:
         start_offset: int,
         delivery_complete_count: int,
         batches: Sequence[tuple[int, int, int, int]],
+        totals: Totals | None = None,
     ) -> None:
         """Batches are (first offset, last offset, delivery state, delivery count), sorted ones being quickest.
 
@@ -95,7 +97,9 @@ class Persister:
         the stored start does not take it back. The same write may come again.
         """
         key = Key(group, topic_id, partition)
-        await self._ask(Write(key, state_epoch, leader_epoch, start_offset, delivery_complete_count, batches))
+        await self._ask(
+            Write(key, state_epoch, leader_epoch, start_offset, delivery_complete_count, batches, totals)
+        )
 
     async def delete(self, group: str, topic_id: UUID, partition: int) -> None:
         await self._ask(Delete(Key(group, topic_id, partition)))

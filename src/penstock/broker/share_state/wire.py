@@ -7,6 +7,9 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from penstock.groups.share_state.values import (
+    NO_TOTALS,
+    TOTALS,
+    TOTALS_EXPIRED,
     Answer,
     Delete,
     Initialize,
@@ -17,6 +20,7 @@ from penstock.groups.share_state.values import (
     ShareSummary,
     StateBatch,
     Summary,
+    Totals,
     Write,
 )
 from penstock.protocol.schemas import schema_class
@@ -55,11 +59,10 @@ def _heard(part: Any) -> Answer:
 
 
 def _heard_state(part: Any) -> Answer:
-    batches = tuple(
-        StateBatch(one.first_offset, one.last_offset, one.delivery_state, one.delivery_count)
-        for one in part.state_batches
+    batches, totals = _split(part.state_batches)
+    state = ShareState(
+        part.state_epoch, part.start_offset, tuple(map(StateBatch._make, batches)), totals or NO_TOTALS
     )
-    state = ShareState(part.state_epoch, part.start_offset, batches)
     return Answer(part.error_code, part.error_message, state=state)
 
 
@@ -70,12 +73,32 @@ def _heard_summary(part: Any) -> Answer:
     return Answer(part.error_code, part.error_message, summary=summary)
 
 
-def _asked_batches(batches: Iterable[tuple[int, int, int, int]], folder: str) -> tuple[Any, ...]:
+def _joined(
+    batches: Iterable[tuple[int, int, int, int]], totals: Totals | None, folder: str
+) -> tuple[Any, ...]:
+    """State batches of a message, the totals among them, if there are any."""
     batch = schema_class(f"{folder}:StateBatch")
+    if totals:
+        of_totals = (totals.handed_out, totals.confirmed, TOTALS, 0), (totals.expired, 0, TOTALS_EXPIRED, 0)
+        batches = (*batches, *of_totals)
     return tuple(
         batch(first_offset=first, last_offset=last, delivery_state=state, delivery_count=count)
         for first, last, state, count in batches
     )
+
+
+def _split(sent: Iterable[Any]) -> tuple[list[tuple[int, int, int, int]], Totals | None]:
+    """The other way round."""
+    batches, totals = [], None
+    for one in sent:
+        state = one.delivery_state
+        if state == TOTALS:
+            totals = (totals or NO_TOTALS)._replace(handed_out=one.first_offset, confirmed=one.last_offset)
+        elif state == TOTALS_EXPIRED:
+            totals = (totals or NO_TOTALS)._replace(expired=one.first_offset)
+        else:
+            batches.append((one.first_offset, one.last_offset, state, one.delivery_count))
+    return batches, totals
 
 
 def _asked_write(write: Write) -> dict[str, Any]:
@@ -84,17 +107,17 @@ def _asked_write(write: Write) -> dict[str, Any]:
         "leader_epoch": write.leader_epoch,
         "start_offset": write.start_offset,
         "delivery_complete_count": write.delivery_complete_count,
-        "state_batches": _asked_batches(write.batches, "write_share_group_state.v1.request"),
+        "state_batches": _joined(write.batches, write.totals, "write_share_group_state.v1.request"),
     }
 
 
 def _read_write(key: Key, part: Any) -> Write:
-    batches = [
-        (one.first_offset, one.last_offset, one.delivery_state, one.delivery_count)
-        for one in part.state_batches
-    ]
     epochs = part.state_epoch, part.leader_epoch
-    return Write(key, *epochs, part.start_offset, part.delivery_complete_count, batches)
+    return Write(key, *epochs, part.start_offset, part.delivery_complete_count, *_split(part.state_batches))
+
+
+def _known(totals: Totals) -> Totals | None:
+    return totals if any(totals) else None
 
 
 def _told_state(answer: Answer) -> dict[str, Any]:
@@ -102,7 +125,7 @@ def _told_state(answer: Answer) -> dict[str, Any]:
     return {
         "state_epoch": state.state_epoch,
         "start_offset": state.start_offset,
-        "state_batches": _asked_batches(state.batches, "read_share_group_state.v0.response"),
+        "state_batches": _joined(state.batches, _known(state.totals), "read_share_group_state.v0.response"),
     }
 
 

@@ -118,10 +118,13 @@ def _answer(core: Core, row: _Row, policy: Policy, now_ms: int, chance: float) -
     after: Bytes = said.translate(_codes(policy.buries, release_code(policy, 0)))
     if RELEASE in said:
         after = _answer_release(core, row, after, policy, now_ms, chance)
+    confirmed = 0
     if HANDED in before:
         is_handed = both(before.translate(only(HANDED)), mask)
         after = blend(after, said.translate(_CONFIRMED), is_handed)
-        _count_confirmed(core, blend(bytes((_NOTHING_SAID,)) * len(said), said, is_handed))
+        confirmed = both(said.translate(only(ACCEPT)), is_handed).count(YES)
+        if confirmed:
+            core.add_totals(confirmed=confirmed)
         _count(core, blend(said, bytes((_NOTHING_SAID,)) * len(said), is_handed), policy)
     else:
         _count(core, said, policy)
@@ -130,7 +133,7 @@ def _answer(core: Core, row: _Row, policy: Policy, now_ms: int, chance: float) -
     is_written = after.translate(_IS_QUEUED) != before.translate(_IS_QUEUED)
     if is_written:
         core.queued.append((window.start + low, window.start + high))
-    return is_written
+    return is_written or confirmed > 0
 
 
 _IS_QUEUED: Final = bytes(code & QUEUED for code in range(256))
@@ -187,12 +190,6 @@ def _count(core: Core, said: Bytes, policy: Policy) -> None:
     counters.rejected += rejected
     counters.gaps += said.count(GAP)
     counters.buried += rejected if policy.buries else 0
-
-
-def _count_confirmed(core: Core, said: bytes) -> None:
-    accepted = said.count(ACCEPT)
-    core.counters.confirmed += accepted
-    core.counters.unconfirmed += len(said) - said.count(_NOTHING_SAID) - said.count(RENEW) - accepted
 
 
 def _renew(core: Core, row: _Row, until_ms: int) -> None:

@@ -129,9 +129,9 @@ def _extend(
         return first, first
     wanted = min(left, room)
     if end - first > wanted:
-        end = first + wanted
-        if not appetite.exact:
-            end = found.ends[bisect_left(found.ends, end)]
+        cut = first + wanted
+        # A span may end within a batch, where compaction has left a hole.
+        end = cut if appetite.exact else min(end, found.ends[bisect_left(found.ends, cut)])
     window.extend(end, AVAILABLE)
     return first, end
 
@@ -146,6 +146,7 @@ def _reserve(core: Core, low: int, high: int) -> int:
             core.counters.limited += count
         else:
             window.counts[run_low:run_high] = b"\x01" * count
+            core.add_totals(handed_out=count)
     core.queued.append((window.start + low, window.start + high))
     return high - low
 
@@ -214,5 +215,4 @@ class _HandOut:
         is_available = mask if not paid else both(mask, before.translate(only(AVAILABLE)))
         window.counts[low:high] = blend(counts, counts.translate(ONE_MORE_DELIVERY), is_available)
         window.owners[low:high] = blend(window.owners[low:high], bytes((number,)) * (high - low), mask)
-        core.counters.handed_out += paid
         core.counters.acquired += count - paid

@@ -18,22 +18,44 @@ from penstock.groups.share_partition.states import (
     QUEUED,
 )
 from penstock.groups.share_partition.window import Range, Window
+from penstock.groups.share_state.values import Totals
 
 #: when, first offset, offset after the last
 Timer = tuple[int, int, int]
 
 
 class Core:
-    __slots__ = ("counters", "launched", "members", "queued", "timers", "window")
+    __slots__ = (
+        "counters",
+        "launched",
+        "launched_totals",
+        "members",
+        "owes_totals",
+        "queued",
+        "stored_totals",
+        "timers",
+        "totals",
+        "window",
+    )
 
-    def __init__(self, start: int, counters: Counters) -> None:
+    def __init__(self, start: int, counters: Counters, totals: Totals) -> None:
         self.window = Window(start)
         self.members = Members()
         self.counters = counters
         #: A heap. One that is no longer true does no harm: the records themselves know their times.
         self.timers: list[Timer] = []
         self.queued: list[Range] = []  # what the next write must look at
-        self.launched: list[Range] = []  # what the write under way contains
+        self.launched: list[Range] | None = None  # what the write under way contains
+        #: Beside the state that they are about: what is stored of one is stored of the other.
+        self.totals = self.launched_totals = self.stored_totals = totals
+        self.owes_totals = False  # somebody waits for them to be stored
+
+    def add_totals(self, *, handed_out: int = 0, confirmed: int = 0) -> None:
+        before = self.totals
+        self.totals = before._replace(
+            handed_out=before.handed_out + handed_out, confirmed=before.confirmed + confirmed
+        )
+        self.owes_totals = True
 
     def set_timer(self, time_ms: int, first: int, end: int) -> None:
         heappush(self.timers, (time_ms, first, end))
@@ -42,10 +64,9 @@ class Core:
         self, low: int, high: int, policy: Policy, now_ms: int, chance: float, *, expired: bool
     ) -> None:
         """These places leave their holder's hands, who must have given them back, without having been processed."""
-        window, counters = self.window, self.counters
+        window = self.window
         if window.states[low] == HANDED:
             window.states[low:high] = bytes((ACKNOWLEDGED,)) * (high - low)
-            counters.unconfirmed += high - low
             return
         for run_low, run_high, delivery_count in window.count_runs(low, high):
             code = release_code(policy, delivery_count, expired=expired)
@@ -86,6 +107,7 @@ def load(
     batches: Sequence[tuple[int, int, int, int]],
     counters: Counters,
     policy: Policy,
+    totals: Totals,
     *,
     now_ms: int,
     chance: float,
@@ -94,7 +116,7 @@ def load(
 
     A delay begins anew: when it began is not stored, and too late is better than too early.
     """
-    core = Core(start, counters)
+    core = Core(start, counters, totals)
     window = core.window
     for first, last, state, delivery_count in batches:
         if last < window.end:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from penstock.groups.share_state.values import Totals
+
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 
 
@@ -17,8 +19,8 @@ class Acknowledgement(NamedTuple):
 class Found(NamedTuple):
     """What a read of the log has found from `first_offset` up to, but without, `next_offset`.
 
-    `spans` are runs of batches with records to hand out, as (first offset, offset after the last): what lies between
-    them are holes of compaction, control records, and aborted transactions. `ends` are the offsets after each batch.
+    `spans` are runs of records to hand out, as (first offset, offset after the last): what lies between them are holes
+    of compaction, control records, and aborted transactions. `ends` are the offsets after each batch.
     """
 
     first_offset: int
@@ -42,19 +44,22 @@ class Acquired(NamedTuple):
 
 
 class Write(NamedTuple):
-    """`batches` are (first offset, last offset, delivery state, delivery count), in order."""
+    """`batches` are (first offset, last offset, delivery state, delivery count), in order.
+
+    `totals` are those of the same moment, where they are not known to be stored.
+    """
 
     start_offset: int
     delivery_complete_count: int
     batches: list[tuple[int, int, int, int]]
+    totals: Totals | None = None
 
 
 class Counters:
     """What members have said of records, and what has become of these, in all share partitions of a group on a node."""
 
     __slots__ = (
-        "accepted", "acquired", "buried", "confirmed", "expired", "gaps", "handed_out", "limited", "rejected",
-        "released", "renewed", "unconfirmed", "withheld",
+        "accepted", "acquired", "buried", "expired", "gaps", "limited", "rejected", "released", "renewed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -62,6 +67,3 @@ class Counters:
         self.expired = 0  # locks that ran out
         self.limited = 0  # records given up because they were delivered often enough
         self.buried = 0  # records on their way to a dead-letter topic
-        #: At most once: given to members, of which some have confirmed and some will never do.
-        self.handed_out = self.confirmed = self.unconfirmed = 0
-        self.withheld = 0  # at most once: final, and never given to anybody

@@ -22,14 +22,13 @@ from penstock.groups.share_partition.messages import (
 from penstock.groups.share_partition.policy import Policy
 from penstock.groups.share_partition.states import (
     ACQUIRED,
+    AVAILABLE,
     BUSY,
     HANDED,
     IN_HANDS,
-    LAUNCHED,
-    PAID,
-    QUEUED,
     WAITING,
 )
+from penstock.groups.share_state.values import NO_TOTALS, Totals
 
 
 class SharePartition:
@@ -41,13 +40,14 @@ class SharePartition:
         batches: Sequence[tuple[int, int, int, int]],
         policy: Policy,
         counters: Counters,
+        totals: Totals = NO_TOTALS,
         *,
         now_ms: int,
         chance: float,
     ) -> None:
-        """`batches` as they are stored; `policy` may be replaced at any time."""
+        """`batches` and `totals` as they are stored; `policy` may be replaced at any time."""
         self.policy = policy
-        self._core: Core = load(start_offset, batches, counters, policy, now_ms=now_ms, chance=chance)
+        self._core: Core = load(start_offset, batches, counters, policy, totals, now_ms=now_ms, chance=chance)
 
     def __repr__(self) -> str:
         return f"<SharePartition {self.start_offset}..{self.end_offset} {bytes(self._core.window.states)!r}>"
@@ -84,8 +84,14 @@ class SharePartition:
         return self._core.window.open_count
 
     @property
+    def totals(self) -> Totals:
+        """Of now, whether they are stored or not."""
+        return self._core.totals
+
+    @property
     def has_writes(self) -> bool:
-        return bool(self._core.queued or self._core.launched)
+        core = self._core
+        return bool(core.queued) or core.owes_totals or core.launched is not None
 
     @property
     def is_idle(self) -> bool:
@@ -116,38 +122,39 @@ class SharePartition:
         timing.tick(self._core, self.policy, now_ms=now_ms, chance=chance)
 
     def log_start_moved(self, log_start: int) -> None:
-        """What the log has deleted is waited for no more; what is being written of it is, until it is stored."""
-        window = self._core.window
+        """What the log has deleted is waited for no more; what is being written of it is, until it is stored.
+
+        What has expired is stored with the next write, as the new start is: who loads what is stored counts it again.
+        """
+        core, window = self._core, self._core.window
         low, high = window.clip(window.start, log_start)
         waiting = WAITING.search(window.states, low, high)
         if waiting is not None:
             log_start = window.start + waiting.start()
-        self._let_go_of(min(log_start, window.end))
+        expired = self._let_go_of(min(log_start, window.end))
         if log_start > window.end:
+            expired += log_start - window.end
             window.start = log_start  # nothing is left in it
+        if expired:
+            core.totals = core.totals._replace(expired=core.totals.expired + expired)
 
-    def _let_go_of(self, offset: int) -> None:
+    def _let_go_of(self, offset: int) -> int:
+        """How many of them nobody has ever had."""
         core, window = self._core, self._core.window
         _, high = window.clip(window.start, offset)
         for held in IN_HANDS.finditer(window.states, 0, high):
             for place in range(*held.span()):
                 core.members.give_back(window.owners[place], 1)
-                core.counters.unconfirmed += window.states[place] == HANDED
+        pairs = zip(window.states[:high], window.counts, strict=False)
+        never = sum(state == AVAILABLE and not count for state, count in pairs)
         window.drop_below(offset)
-
-    def given_up(self) -> None:
-        """It is thrown away: what was handed out at most once will never be confirmed, or handed out at all."""
-        states, counters = self._core.window.states, self._core.counters
-        counters.unconfirmed += states.count(HANDED)
-        counters.withheld += sum(
-            states.count(code) for code in (PAID, PAID | QUEUED, PAID | QUEUED | LAUNCHED)
-        )
+        return never
 
     # -- what is stored ------------------------------------------------------------------------------
 
     def take_write(self) -> Write | None:
         """None while one is under way, or nothing is to be written."""
-        return None if self._core.launched else writing.take_write(self._core)
+        return None if self._core.launched is not None else writing.take_write(self._core)
 
     def written(self) -> None:
         writing.written(self._core)

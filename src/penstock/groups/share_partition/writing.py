@@ -32,12 +32,12 @@ _span = methodcaller("span")
 
 def take_write(core: Core) -> Write | None:
     """None where there is nothing to write."""
-    assert not core.launched, "one write at a time"
+    assert core.launched is None, "one write at a time"
     window = core.window
+    if not core.queued and not core.owes_totals:
+        return None
     done = DONE_ONCE_WRITTEN.match(window.states)
     assert done is not None
-    if not core.queued:
-        return None
     core.launched, core.queued = merged(core.queued), []
     batches: list[tuple[int, int, int, int]] = []
     for first, end in core.launched:
@@ -46,7 +46,10 @@ def take_write(core: Core) -> Write | None:
         _add_batches(core, max(low, done.end()), high, batches)
     open_part = window.states[done.end() :]
     complete = len(open_part) - len(open_part.translate(None, FINAL_ONCE_WRITTEN))
-    return Write(window.start + done.end(), complete, batches)
+    core.owes_totals = False
+    totals = None if core.totals == core.stored_totals else core.totals
+    core.launched_totals = core.totals
+    return Write(window.start + done.end(), complete, batches, totals)
 
 
 def _add_batches(core: Core, low: int, high: int, batches: list[tuple[int, int, int, int]]) -> None:
@@ -82,6 +85,7 @@ def _add_batches_of_many_deliveries(
 def written(core: Core) -> None:
     """The write that was taken last is stored: now it may be seen."""
     window = core.window
+    assert core.launched is not None, "nothing was under way"
     for first, end in core.launched:
         low, high = window.clip(first, end)
         settled = window.states[low:high].translate(SETTLE)
@@ -91,11 +95,14 @@ def written(core: Core) -> None:
                 time for time, state in zip(window.times[low:high], settled, strict=True) if state == DELAYED
             )
             core.set_timer(due_ms, first, end)
-    core.launched = []
+    core.launched = None
+    core.stored_totals = core.launched_totals
     core.drop_done()
 
 
 def write_failed(core: Core) -> None:
     """To be written again, with all that comes meanwhile."""
+    assert core.launched is not None, "nothing was under way"
     core.queued = [*core.launched, *core.queued]
-    core.launched = []
+    core.owes_totals = core.totals != core.stored_totals
+    core.launched = None

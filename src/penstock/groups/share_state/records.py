@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from penstock.groups.share_state.ranges import Range
-from penstock.groups.share_state.values import UNSET, Key
+from penstock.groups.share_state.values import UNSET, Key, Totals
 from penstock.protocol.bounds import read_uvarint
 from penstock.protocol.produce import encode_uvarint
 
@@ -25,6 +25,8 @@ PLAN: Final = 101
 SETTLED: Final = 102
 #: All that is known of a share partition's dead letters so far, but for what is pending and planned.
 BURIALS: Final = 103
+#: How many records were handed out and confirmed so far, and how many have expired.
+TOTALS: Final = 104
 
 _VERSION: Final = 0
 _KEY_HEAD = struct.Struct(">hh")
@@ -40,6 +42,7 @@ _SETTLED = struct.Struct(">hBii")  # version, whether the producer goes on, how 
 _BURIALS = struct.Struct(
     ">hqqqhi16siB"
 )  # version, buried, lost, producer id, epoch, sequence, its target, if any
+_TOTALS = struct.Struct(">hqqq")  # version, handed out, confirmed, expired
 _PAIR = struct.Struct(">qq")
 _INT16 = struct.Struct(">h")
 _NO_TAGS: Final = b"\x00"
@@ -228,6 +231,15 @@ def decode_burials(value: bytes) -> Burials:
     _, buried, lost, producer_id, epoch, sequence, topic_id, partition, has_producer = fields
     target = Target(UUID(bytes=topic_id), partition)
     return Burials(buried, lost, Producer(producer_id, epoch, sequence, target) if has_producer else None)
+
+
+def encode_totals(totals: Totals) -> bytes:
+    return _TOTALS.pack(_VERSION, *totals)
+
+
+def decode_totals(value: bytes) -> Totals:
+    _check_version(value)
+    return Totals(*_TOTALS.unpack_from(value)[1:])
 
 
 def _check_version(value: bytes) -> None:

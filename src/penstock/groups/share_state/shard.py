@@ -19,6 +19,7 @@ from penstock.groups.share_state.values import (
     ARCHIVED,
     AVAILABLE,
     BURIED,
+    NO_TOTALS,
     UNSET,
     Answer,
     Delete,
@@ -29,6 +30,7 @@ from penstock.groups.share_state.values import (
     ShareState,
     ShareSummary,
     Summary,
+    Totals,
     Write,
 )
 from penstock.protocol.errors import ErrorCode
@@ -57,6 +59,7 @@ class ShareStateShard:
         "_finished",
         "_keys",
         "_states",
+        "_totals",
         "_updates_per_snapshot",
         "_watcher",
         "unknown_records",
@@ -67,6 +70,7 @@ class ShareStateShard:
         # By a record's key without its kind, which is one lookup for every record.
         self._states: dict[bytes, PartitionState] = {}
         self._burials: dict[bytes, PartitionBurials] = {}
+        self._totals: dict[bytes, Totals] = {}
         self._keys: dict[bytes, Key] = {}
         #: Records of kinds that are not known here, passed over on replay.
         self.unknown_records = 0
@@ -88,6 +92,8 @@ class ShareStateShard:
             self._replay_snapshot(name, key, value)
         elif records.PENDING <= kind <= records.BURIALS:
             self._replay_burials(kind, name, key, value)
+        elif kind == records.TOTALS:
+            self._replay_totals(name, key, value)
         else:
             self.unknown_records += 1
 
@@ -144,8 +150,16 @@ class ShareStateShard:
             case _:
                 burials.install(records.decode_burials(value))
 
+    def _replay_totals(self, name: bytes, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            self._totals.pop(name, None)
+            self._forget_name(name)
+            return
+        self._totals[name] = records.decode_totals(value)
+        self._keys.setdefault(name, decode_key(key))
+
     def _forget_name(self, name: bytes) -> None:
-        if name not in self._states and name not in self._burials:
+        if name not in self._states and name not in self._burials and name not in self._totals:
             self._keys.pop(name, None)
 
     # Time: nothing here runs out.
@@ -193,6 +207,8 @@ class ShareStateShard:
             return _FENCED_LEADER
         if UNSET != write.state_epoch < state.state_epoch:
             return _FENCED_STATE
+        if write.totals is not None and min(write.totals) < 0:
+            return _INVALID_BATCHES
         batches, highest = write.batches, AVAILABLE
         for first, last, delivery_state, count in batches:
             if first < 0 or last < first or delivery_state not in _STATES or not 0 <= count <= _COUNT_MAX:
@@ -208,7 +224,16 @@ class ShareStateShard:
             complete_count = state.delivery_complete_count
             write = write._replace(start_offset=UNSET, delivery_complete_count=complete_count)
         stored.append(self._stored(name, state, leader_epoch, write, tidy(batches), now_ms))
+        if write.totals is not None:
+            self._add_totals(name, write.totals, stored)
         return _DONE
+
+    def _add_totals(self, name: bytes, totals: Totals, stored: list[KeyValue]) -> None:
+        """In one batch with the state that they are about. A write that comes late takes nothing back."""
+        before = self._totals.get(name, NO_TOTALS)
+        now = totals.at_least(before)
+        if now != before:
+            stored.append((_TOTALS_KIND + name, records.encode_totals(now)))
 
     def _stored(
         self,
@@ -254,7 +279,7 @@ class ShareStateShard:
                 (),
             )
             stored.append(self._stored(name, state, read.leader_epoch, fence, (), now_ms))
-        return Answer(state=state.shown())
+        return Answer(state=state.shown(self._totals.get(name, NO_TOTALS)))
 
     def _initialize(self, question: Initialize, stored: list[KeyValue], now_ms: int) -> Answer:
         name = _name(question.key)
@@ -278,10 +303,14 @@ class ShareStateShard:
         return _DONE
 
     def _delete(self, question: Delete, stored: list[KeyValue]) -> Answer:
-        name = _name(question.key)
+        self._delete_state(_name(question.key), stored)
+        return _DONE
+
+    def _delete_state(self, name: bytes, stored: list[KeyValue]) -> None:
         if name in self._states:
             stored.append((_SNAPSHOT_KIND + name, None))
-        return _DONE
+        if name in self._totals:
+            stored.append((_TOTALS_KIND + name, None))
 
     def _summary(self, question: Summary) -> Answer:
         state = self._states.get(_name(question.key))
@@ -289,9 +318,10 @@ class ShareStateShard:
 
     def forget_topics(self, topic_ids: Collection[UUID], token: Token) -> Work:
         """These topics were deleted, and nobody will ask for their share partitions again."""
-        stored: list[KeyValue] = [
-            (_SNAPSHOT_KIND + name, None) for name in self._states if self._keys[name].topic_id in topic_ids
-        ]
+        stored: list[KeyValue] = []
+        for name, key in self._keys.items():
+            if key.topic_id in topic_ids:
+                self._delete_state(name, stored)
         return self._work(stored, ((token, None),))
 
     # Dead letters
@@ -365,6 +395,8 @@ class ShareStateShard:
             state, burials = self._states.get(name), self._burials.get(name)
             if state is not None:
                 stored.append((_SNAPSHOT_KIND + name, records.encode_snapshot(state.snapshot(now_ms))))
+            if name in self._totals:
+                stored.append((_TOTALS_KIND + name, records.encode_totals(self._totals[name])))
             if burials is not None:
                 stored += burials.snapshot(self._keys[name])
         return self._work(stored, ((token, None),))
@@ -384,10 +416,14 @@ class ShareStateShard:
     ) -> tuple[ShareState | None, ShareSummary | None, BurialView | None]:
         state, burials = self._states.get(name), self._burials.get(name)
         return (
-            None if state is None else state.shown(),
+            None if state is None else state.shown(self._totals.get(name, NO_TOTALS)),
             None if state is None else state.summary(),
             None if burials is None else burials.view(key, burials.pending_count),
         )
+
+    def totals(self) -> dict[Key, Totals]:
+        """Of those that have any."""
+        return {self._keys[name]: totals for name, totals in self._totals.items()}
 
     def pending_by_group(self) -> dict[str, int]:
         """How many dead letters of each group are to be buried."""
@@ -412,9 +448,16 @@ def _name(key: Key) -> bytes:
 
 
 _ANY = Key("", UUID(int=0), 0)
-_SNAPSHOT_KIND, _UPDATE_KIND, _PENDING_KIND, _PLAN_KIND, _SETTLED_KIND = (
+_SNAPSHOT_KIND, _UPDATE_KIND, _PENDING_KIND, _PLAN_KIND, _SETTLED_KIND, _TOTALS_KIND = (
     encode_key(kind, _ANY)[:_KIND_BYTES]
-    for kind in (records.SNAPSHOT, records.UPDATE, records.PENDING, records.PLAN, records.SETTLED)
+    for kind in (
+        records.SNAPSHOT,
+        records.UPDATE,
+        records.PENDING,
+        records.PLAN,
+        records.SETTLED,
+        records.TOTALS,
+    )
 )
 
 

@@ -11,6 +11,7 @@ from penstock.groups.share_state.values import (
     ShareState,
     ShareSummary,
     StateBatch,
+    Totals,
 )
 
 
@@ -102,10 +103,9 @@ class PartitionState:
         """Nothing from here on was handed to anyone, as far as was written."""
         return max(self.start_offset, self.batches[-1][1] + 1 if self.batches else 0)
 
-    def shown(self) -> ShareState:
-        return ShareState(
-            self.state_epoch, self.start_offset, tuple(StateBatch._make(one) for one in self.batches)
-        )
+    def shown(self, totals: Totals) -> ShareState:
+        batches = tuple(StateBatch._make(one) for one in self.batches)
+        return ShareState(self.state_epoch, self.start_offset, batches, totals)
 
     def summary(self) -> ShareSummary:
         return ShareSummary(

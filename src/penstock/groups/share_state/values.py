@@ -17,6 +17,11 @@ BURIED_LOCK_EXPIRED: Final = 34  # delivered as often as it may be, and the last
 #: The three above, in order.
 BURIED: Final = (BURIED_LIMIT, BURIED_REJECTED, BURIED_LOCK_EXPIRED)
 
+#: Not states at all, but a share partition's totals on the wire, which has no field for them: the offsets of such a
+#: batch are (handed out, confirmed) and (expired, 0).
+TOTALS: Final = 40
+TOTALS_EXPIRED: Final = 41
+
 #: A start offset or count that is not being written, or not known yet.
 UNSET: Final = -1
 
@@ -28,6 +33,29 @@ class StateBatch(NamedTuple):
     last_offset: int
     delivery_state: int
     delivery_count: int
+
+
+class Totals(NamedTuple):
+    """Since a share partition was made. They never go back, so the same ones may be written again.
+
+    Under at-most-once, `handed_out` are records that are final because of a hand-out, whether anybody got them or not,
+    of which members have `confirmed` some: the others may be lost. `expired`: offsets that retention deleted before
+    they were handed out.
+    """
+
+    handed_out: int = 0
+    confirmed: int = 0
+    expired: int = 0
+
+    @property
+    def unconfirmed(self) -> int:
+        return self.handed_out - self.confirmed
+
+    def at_least(self, other: "Totals") -> "Totals":
+        return Totals(*map(max, self, other))
+
+
+NO_TOTALS: Final = Totals()
 
 
 class Key(NamedTuple):
@@ -44,6 +72,7 @@ class ShareState(NamedTuple):
     state_epoch: int
     start_offset: int
     batches: tuple[StateBatch, ...] = ()
+    totals: Totals = NO_TOTALS
 
 
 class ShareSummary(NamedTuple):
@@ -79,6 +108,7 @@ class Write(NamedTuple):
     start_offset: int
     delivery_complete_count: int
     batches: Sequence[tuple[int, int, int, int]]
+    totals: Totals | None = None  # as they are now, where they have changed
 
 
 class Delete(NamedTuple):

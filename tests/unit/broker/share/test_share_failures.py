@@ -21,6 +21,7 @@ from tests.unit.broker.share.share_client import (
 
 from penstock.broker.node import Node
 from penstock.broker.share import led
+from penstock.groups.share_state.values import Totals
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _LONG_MS = 20_000
@@ -173,17 +174,17 @@ async def test_at_most_once_never_comes_back(node: Node, kind: int) -> None:
     await one.fetch(wait_ms=_LONG_MS)
     assert await one.acknowledge((0, 1, [ACCEPT, kind])) is ErrorCode.none
     await one.vanish()
-    await until(lambda: node.share.counters_of(GROUP).unconfirmed == 2)
+    await until(lambda: len(node.share.sessions) == 1)
     assert (await two.fetch()).acquired == []
-    counters = node.share.counters_of(GROUP)
-    assert (counters.handed_out, counters.confirmed) == (3, 1)
+    assert (await stored(node)).totals == Totals(handed_out=3, confirmed=1)
 
 
 async def test_at_most_once_a_lock_that_runs_out_only_counts(node: Node) -> None:
     one, two = await _with_records(node, 2, share_record_lock_duration_ms="50", **_AT_MOST_ONCE)
     assert len((await one.fetch(wait_ms=_LONG_MS)).acquired) == 2
-    await until(lambda: node.share.counters_of(GROUP).unconfirmed == 2)
+    await until(lambda: node.share.counters_of(GROUP).expired == 2)
     assert (await two.fetch()).acquired == []
+    assert (await stored(node)).totals == Totals(handed_out=2)
 
 
 async def test_at_most_once_what_nobody_got_goes_to_the_next(node: Node, gate: Gate) -> None:
@@ -197,7 +198,7 @@ async def test_at_most_once_what_nobody_got_goes_to_the_next(node: Node, gate: G
     await until(lambda: len(node.share.sessions) == 1)
     gate.open.set()
     assert (await two.fetch(wait_ms=_LONG_MS)).acquired == [(0, 1), (1, 1)]
-    assert node.share.counters_of(GROUP).withheld == 0
+    assert (await stored(node)).totals == Totals(handed_out=2)
 
 
 @pytest.mark.parametrize("arrives", [True, False])

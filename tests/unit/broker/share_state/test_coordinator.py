@@ -95,7 +95,7 @@ async def test_state_survives_a_kill_and_fences_as_before(tmp_path: Path) -> Non
     with pytest.raises(ApiError) as raised:
         await persister.write(*key, leader_epoch=4, batches=[(6, 6, 2, 1)], **options)
     assert raised.value.code is ErrorCode.fenced_leader_epoch
-    assert await persister.read(*key, 5) == before == (0, 3, ((4, 5, 2, 1),))
+    assert await persister.read(*key, 5) == before == ShareState(0, 3, ((4, 5, 2, 1),))
     assert (await persister.summary(*key)).delivery_complete_count == 2
     await again.stop()
 

@@ -8,6 +8,7 @@ from penstock.groups.share_partition.acknowledging import check_order
 from penstock.groups.share_partition.messages import Acknowledgement, Appetite, Counters, Found, Write
 from penstock.groups.share_partition.partition import SharePartition
 from penstock.groups.share_partition.policy import Backoff, Policy
+from penstock.groups.share_state.values import Totals
 from penstock.protocol.errors import ApiError
 
 _KINDS = {"gap": 0, "accept": 1, "release": 2, "reject": 3, "renew": 4}
@@ -29,6 +30,7 @@ class Script:
     def __init__(self) -> None:
         self.policy = Policy(lock_ms=1000, delivery_limit=3, locks_max=100)
         self.counters = Counters()
+        self.totals = Totals()  # as they are stored
         self.now_ms = 0
         self.log: list[tuple[int, int, bool]] = []
         self.partition: SharePartition | None = None
@@ -79,7 +81,7 @@ class Script:
             code = next(code for code, name in _NAMES.items() if name == state)
             batches.append((int(first), int(last), code, int(count)))
         self.partition = SharePartition(
-            int(start), batches, self.policy, self.counters, now_ms=self.now_ms, chance=0
+            int(start), batches, self.policy, self.counters, self.totals, now_ms=self.now_ms, chance=0
         )
         yield from self.do_show()
 
@@ -137,8 +139,12 @@ class Script:
         yield f"start {self.write.start_offset}, {self.write.delivery_complete_count} complete behind it"
         for first, last, state, count in self.write.batches:
             yield f"{first}-{last} {_STORED[state]}, delivery {count}"
+        if self.write.totals is not None:
+            yield _shown(self.write.totals)
 
     def do_written(self) -> Iterator[str]:
+        assert self.write is not None
+        self.totals = self.write.totals or self.totals
         self.rules.written()
         yield from self.do_show()
 
@@ -149,6 +155,9 @@ class Script:
     def do_deleted(self, before: str) -> Iterator[str]:
         self.rules.log_start_moved(int(before))
         yield from self.do_show()
+
+    def do_totals(self) -> Iterator[str]:
+        yield _shown(self.rules.totals)
 
     def do_counters(self, *names: str) -> Iterator[str]:
         yield ", ".join(f"{name} {getattr(self.counters, name)}" for name in names)
@@ -161,3 +170,7 @@ class Script:
             target = code & ~(states.QUEUED | states.LAUNCHED)
             name = f"waits to be {_STORED[target]}" if code & states.QUEUED else _NAMES[code]
             yield f"{window.start + run.start()}-{window.start + run.end() - 1} {name}"
+
+
+def _shown(totals: Totals) -> str:
+    return f"handed out {totals.handed_out}, confirmed {totals.confirmed}, expired {totals.expired}"

@@ -23,6 +23,7 @@ from penstock.groups.share_partition.messages import (
 )
 from penstock.groups.share_partition.partition import SharePartition
 from penstock.groups.share_partition.policy import Backoff, Policy
+from penstock.groups.share_state.values import Totals
 from penstock.protocol.errors import ApiError, ErrorCode
 
 MEMBERS = ("a", "b", "c")
@@ -36,8 +37,10 @@ class Store:
         self.start = 0
         self.records: dict[int, tuple[int, int]] = {}
         self.buried: dict[int, int] = {}
+        self.totals = Totals()
 
     def write(self, write: Write) -> None:
+        self.totals = write.totals or self.totals
         self.start = max(self.start, write.start_offset)
         for first, last, state, count in write.batches:
             for offset in range(first, last + 1):
@@ -96,11 +99,19 @@ class World:
         self.not_before: dict[int, int] = {}
         self.deaths = 0
         self.has_turned = False  # from at least to at most once
+        #: At most once: what members have accepted, what of it the write under way says, and what is stored.
+        self.accepted: set[int] = set()
+        self.on_the_way: set[int] = set()
+        self.confirmed: set[int] = set()
         self.load()
 
     def load(self) -> None:
         start, batches = self.store.start, self.store.batches()
-        self.real = SharePartition(start, batches, self.policy, self.counters, now_ms=self.now_ms, chance=0.5)
+        totals, now_ms = self.store.totals, self.now_ms
+        self.real = SharePartition(
+            start, batches, self.policy, self.counters, totals, now_ms=now_ms, chance=0.5
+        )
+        self.accepted, self.on_the_way = set(self.confirmed), set(self.confirmed)
         self.naive = Naive.load(start, self.store.records, self.policy, self.now_ms, 0.5)
         self.locks, self.not_before, self.write = {}, {}, None
         if self.policy.backoff is not None:
@@ -218,6 +229,8 @@ class World:
                 if kind == RENEW:
                     self.locks[offset] = (self.locks[offset][0], self.now_ms + self.policy.lock_ms)
                     continue
+                if kind == ACCEPT and self.policy.is_at_most_once:
+                    self.accepted.add(offset)
                 record = self.naive.records.get(offset)
                 if kind in (ACCEPT, GAP, REJECT):
                     self.fate.add(offset)
@@ -253,6 +266,7 @@ class World:
         if self.write is None:
             assert all(record.target is None for record in self.naive.records.values())
             return
+        self.on_the_way = set(self.accepted)
         self.naive.launch()
         batches = self.write.batches
         assert all(one[1] < other[0] for one, other in pairwise(batches))
@@ -264,9 +278,21 @@ class World:
         else:
             self.finish_write()
 
-    def finish_write(self) -> None:
+    def arrive(self) -> None:
         assert self.write is not None
         self.store.write(self.write)
+        self.confirmed = set(self.on_the_way)
+        if self.is_at_most_once_from_the_start:
+            there = [o for first, end, has_records in self.log if has_records for o in range(first, end)]
+            final = sum(map(self.store.is_final, there))
+            assert self.store.totals == Totals(final, len(self.confirmed), 0), "not what is stored beside it"
+
+    @property
+    def is_at_most_once_from_the_start(self) -> bool:
+        return self.policy.is_at_most_once and not self.has_turned
+
+    def finish_write(self) -> None:
+        self.arrive()
         self.write = None
         self.real.written()
         self.naive.settle()
@@ -275,14 +301,13 @@ class World:
     def fail_write(self, *, arrives: bool) -> None:
         assert self.write is not None
         if arrives:
-            self.store.write(self.write)
+            self.arrive()
         self.write = None
         self.real.write_failed()
 
     def leader_dies(self) -> None:
         if self.write is not None and self.rng.random() < 0.5:
-            self.store.write(self.write)
-        self.real.given_up()
+            self.arrive()
         self.deaths += 1
         # What was said and is not stored is forgotten, as whoever said it has no answer either.
         self.fate = {offset for offset in self.fate if self.store.is_final(offset)}
@@ -339,18 +364,17 @@ class World:
 
     def check_nothing_lost(self) -> None:
         there = {o for first, end, has_records in self.log if has_records for o in range(first, end)}
-        counters = self.counters
-        assert counters.handed_out == counters.confirmed + counters.unconfirmed
+        totals = self.store.totals
         if not self.policy.is_at_most_once:
             for offset in there:
                 often = self.deliveries.get(offset, 0) >= self.policy.delivery_limit
                 assert offset in self.fate or often, f"{offset} was lost"
             return
         never_delivered = there - {offset for offset, count in self.deliveries.items() if count}
-        assert len(never_delivered) <= counters.withheld, "lost and not counted"
+        assert len(never_delivered) <= totals.unconfirmed, "lost and not counted"
         assert self.deaths or not never_delivered, "lost although nobody died"
-        if not self.has_turned:
-            assert counters.handed_out == len(self.deliveries)
+        if self.is_at_most_once_from_the_start:
+            assert totals.handed_out == len(there)
 
 
 def flat(acquired: list[Acquired]) -> list[tuple[int, int]]:

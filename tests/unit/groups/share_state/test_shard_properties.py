@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from penstock.groups.share_state.ranges import Range, cut_before, merge_into, overlay, subtract, tidy
 from penstock.groups.share_state.shard import ShareStateShard
-from penstock.groups.share_state.values import ARCHIVED, BURIED, UNSET, Answer, Initialize, Key, Read, Write
+from penstock.groups.share_state.values import (
+    ARCHIVED,
+    BURIED,
+    UNSET,
+    Answer,
+    Delete,
+    Initialize,
+    Key,
+    Read,
+    ShareState,
+    Totals,
+    Write,
+)
 from penstock.protocol.errors import ErrorCode
 
 KEY = Key("group", UUID(int=7), 3)
@@ -104,8 +116,10 @@ class Model:
         self.start = 0
         self.known: dict[int, tuple[int, int]] = {}
         self.pending: dict[int, tuple[int, int]] = {}
+        self.totals = Totals()
 
-    def write(self, start: int, batches: Sequence[Range]) -> None:
+    def write(self, start: int, batches: Sequence[Range], totals: Totals | None) -> None:
+        self.totals = Totals(*map(max, self.totals, totals or self.totals))
         for offset, (count, state) in by_offset(batches).items():
             if offset < self.start:
                 continue
@@ -133,17 +147,20 @@ def _apart(ranges: Sequence[Range]) -> bool:
     return len(seen) == len(set(seen))
 
 
+_totals = st.none() | st.builds(Totals, *[st.integers(0, 9)] * 3)
+
+
 @settings(max_examples=200)
-@given(st.lists(st.tuples(st.integers(UNSET, 30), _written), max_size=14), st.integers(1, 4))
+@given(st.lists(st.tuples(st.integers(UNSET, 30), _written, _totals), max_size=14), st.integers(1, 4))
 def test_the_shard_equals_the_model_and_so_does_what_is_loaded_from_any_prefix(
-    writes: list[tuple[int, list[Range]]], updates_per_snapshot: int
+    writes: list[tuple[int, list[Range], Totals | None]], updates_per_snapshot: int
 ) -> None:
     log, model = Log(updates_per_snapshot), Model()
     log.ask(Initialize(KEY, 1, 0))
-    for start, batches in writes:
-        write = Write(KEY, 1, 5, start, 0, batches)
+    for start, batches, totals in writes:
+        write = Write(KEY, 1, 5, start, 0, batches, totals)
         assert log.ask(write) == Answer()
-        model.write(start, batches)
+        model.write(start, batches, totals)
         check(log.shard, model)
         # Writing it again, as after a lost reply, changes nothing.
         assert log.ask(write) == Answer()
@@ -158,6 +175,7 @@ def check(shard: ShareStateShard, model: Model) -> None:
     assert state.start_offset == model.start
     assert is_tidy(state.batches)
     assert by_offset(state.batches) == model.known
+    assert state.totals == model.totals
     assert by_offset(() if burials is None else burials.pending) == model.pending
 
 
@@ -191,7 +209,7 @@ def test_a_checkpoint_says_all_that_was_said_before(writes: list[list[Range]], l
     other = KEY._replace(partition=9)
     log.ask(Initialize(KEY, 1, 0), Initialize(other, 1, 0))
     for place, batches in enumerate(writes):
-        log.ask(Write(KEY if place % 2 else other, 1, 5, UNSET, 0, batches))
+        log.ask(Write(KEY if place % 2 else other, 1, 5, UNSET, 0, batches, Totals(place, place // 2)))
     begun = len(log.batches)
     for name in log.shard.names():
         log.append(log.shard.checkpoint([name], "me", now_ms=9).records)
@@ -202,3 +220,23 @@ def test_a_checkpoint_says_all_that_was_said_before(writes: list[list[Range]], l
         for record in records:
             shard.replay(*record)
     assert shard.stored() == log.shard.stored()
+
+
+def test_totals_outlive_a_new_start_and_go_with_the_share_partition() -> None:
+    log = Log(500)
+    log.ask(Initialize(KEY, 1, 0))
+    log.ask(Write(KEY, 1, 5, 3, 0, [], Totals(3, 1)))
+    log.ask(Initialize(KEY, 2, 9))
+    state = log.ask(Read(KEY, 5)).state
+    assert state is not None
+    assert (state.start_offset, state.totals, log.shard.totals()) == (9, Totals(3, 1), {KEY: Totals(3, 1)})
+    log.append(log.shard.ask([Delete(KEY)], "me", now_ms=0).records)
+    assert (log.shard.keys(), log.shard.totals(), log.loaded(len(log.batches)).keys()) == ((), {}, ())
+    log.ask(Initialize(KEY, 1, 0))
+    assert log.ask(Read(KEY, 5)).state == ShareState(1, 0)
+
+
+def test_totals_that_cannot_be_are_refused() -> None:
+    log = Log(500)
+    log.ask(Initialize(KEY, 1, 0))
+    assert log.ask(Write(KEY, 1, 5, 3, 0, [], Totals(-1, 0))).error is ErrorCode.invalid_request
