@@ -28,9 +28,18 @@ FINAL_READING_S = 180
 class Reader(Client):
     """A consumer of one topic that reads what it is assigned by its own choice."""
 
-    def __init__(self, name: str, topic: str, servers: str, history: History, progress: Progress) -> None:
+    def __init__(
+        self,
+        name: str,
+        topic: str,
+        servers: str,
+        history: History,
+        progress: Progress,
+        partitions: int | None = None,
+    ) -> None:
         super().__init__(name, history, progress)
         self._topic = topic
+        self._partitions = PARTITIONS[topic] if partitions is None else partitions
         self._servers = servers
         self._ends: dict[int, int] = {}
 
@@ -71,12 +80,14 @@ class Reader(Client):
 class Tail(Reader):
     """Reads every partition from its start, for ever."""
 
-    def __init__(self, topic: str, servers: str, history: History, progress: Progress) -> None:
-        super().__init__(f"tail-{topic}", topic, servers, history, progress)
+    def __init__(
+        self, topic: str, servers: str, history: History, progress: Progress, partitions: int | None = None
+    ) -> None:
+        super().__init__(f"tail-{topic}", topic, servers, history, progress, partitions)
 
     def work(self) -> None:
         consumer = self._connect()
-        self._begin(consumer, dict.fromkeys(range(PARTITIONS[self._topic]), 0))
+        self._begin(consumer, dict.fromkeys(range(self._partitions), 0))
         while not self.stopping.is_set():
             self._read(consumer)
         consumer.close()
@@ -176,14 +187,16 @@ class Member(Reader):
 class Last(Reader):
     """When everything is over: all that there is, read by a newcomer."""
 
-    def __init__(self, topic: str, servers: str, history: History, progress: Progress) -> None:
-        super().__init__(f"{FINAL}-{topic}", topic, servers, history, progress)
+    def __init__(
+        self, topic: str, servers: str, history: History, progress: Progress, partitions: int | None = None
+    ) -> None:
+        super().__init__(f"{FINAL}-{topic}", topic, servers, history, progress, partitions)
 
     def work(self) -> None:
         consumer = self._connect(**{"enable.partition.eof": True})
-        self._begin(consumer, dict.fromkeys(range(PARTITIONS[self._topic]), 0))
+        self._begin(consumer, dict.fromkeys(range(self._partitions), 0))
         deadline = time.monotonic() + FINAL_READING_S
-        while len(self._ends) < PARTITIONS[self._topic]:
+        while len(self._ends) < self._partitions:
             self._read(consumer)
             assert time.monotonic() < deadline, f"{self.name} has not come to the end of all partitions"
         consumer.close()

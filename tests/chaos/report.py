@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +16,7 @@ def as_document(result: Result) -> dict[str, Any]:
         field.name: dict(getattr(result.verdict, field.name)) for field in dataclasses.fields(result.verdict)
     }
     figures = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-    spreads = {kind: _spread(times) for kind, times in result.unavailable_s.items()}
+    spreads = {kind: spread(times) for kind, times in result.unavailable_s.items()}
     return {**figures, "unavailable_s": spreads, "verdict": verdict, "clean": result.is_clean}
 
 
@@ -24,11 +25,7 @@ def print_table(result: Result) -> None:
     console.print(_operations(result))
     console.print(_faults(result))
     console.print(_anomalies(result))
-    for kind, examples in result.verdict.examples.items():
-        for words in examples:
-            console.print(f"{kind}: {words}", markup=False)
-    for words in result.problems:
-        console.print(f"problem: {words}", markup=False)
+    print_findings(console, result.verdict.examples, result.problems)
     reported = ", ".join(f"{name} {count:,}" for name, count in sorted(result.verdict.reported.items()))
     console.print(f"reported: {reported}; bytes that power losses took: {result.bytes_lost:,}")
     console.print(
@@ -36,7 +33,15 @@ def print_table(result: Result) -> None:
     )
 
 
-def _spread(times: list[float]) -> dict[str, float]:
+def print_findings(console: Console, examples: Mapping[str, list[str]], problems: list[str]) -> None:
+    for kind, found in examples.items():
+        for words in found:
+            console.print(f"{kind}: {words}", markup=False)
+    for words in problems:
+        console.print(f"problem: {words}", markup=False)
+
+
+def spread(times: list[float]) -> dict[str, float]:
     return {"longest": round(max(times), 2), "median": round(statistics.median(times), 2)}
 
 
@@ -50,8 +55,8 @@ def _operations(result: Result) -> Table:
 def _faults(result: Result) -> Table:
     table = Table("fault", "fired", "longest without an acknowledgement", "median", title="Faults")
     for kind, count in sorted(result.fired.items()):
-        spread = _spread(result.unavailable_s.get(kind) or [0.0])
-        table.add_row(kind, str(count), f"{spread['longest']:.2f} s", f"{spread['median']:.2f} s")
+        times_s = spread(result.unavailable_s.get(kind) or [0.0])
+        table.add_row(kind, str(count), f"{times_s['longest']:.2f} s", f"{times_s['median']:.2f} s")
         for shape, times in sorted(result.shapes.items()):
             if shape.startswith(f"{kind}: "):
                 table.add_row(f"  {shape.removeprefix(f'{kind}: ')}", str(times), "", "")

@@ -10,6 +10,7 @@ from tests.compat.raw import RawConnection, schema
 
 ASK_TIMEOUT_S = 2.0
 METADATA_TOPIC = "__cluster_metadata"
+OF_GROUP, OF_TRANSACTION, OF_SHARE = 0, 1, 2  # kinds of coordinators
 
 
 class PartitionView(NamedTuple):
@@ -62,6 +63,19 @@ class Observer:
             ):
                 return int(leader)
         return -1
+
+    def coordinator(self, kind: int, key: str) -> int:
+        """Of a group or a transactional id, in the eyes of a node that knows one."""
+        for node in self._awake():
+            answer = self._ask(node, _coordinator_question(kind, key))
+            if answer is not None and (found := answer.coordinators[0].node_id) > 0:
+                return int(found)
+        return -1
+
+    def ask_each(self, question: Any) -> dict[int, Any]:
+        """The answers of all nodes that run and answer."""
+        answers = {node.node_id: self._ask(node, question) for node in self._awake()}
+        return {node_id: answer for node_id, answer in answers.items() if answer is not None}
 
     def what_is_wrong(self) -> list[str]:
         """Nothing, when every node sees every broker and whole partitions."""
@@ -116,6 +130,10 @@ def _metadata_question() -> Any:
         include_cluster_authorized_operations=False,
         include_topic_authorized_operations=False,
     )
+
+
+def _coordinator_question(kind: int, key: str) -> Any:
+    return schema("find_coordinator", 4, "FindCoordinatorRequest")(key_type=kind, coordinator_keys=(key,))
 
 
 def _quorum_question() -> Any:

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,9 @@ class Client:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise AssertionError(f"{self.name} has not ended within {timeout_s:g} s")
+        self.check()
+
+    def check(self) -> None:
         if self.failure is not None:
             raise AssertionError(f"{self.name} has failed") from self.failure
 
@@ -224,10 +227,14 @@ def _diary(name: str, path: Path) -> logging.Logger:
     return logger
 
 
-def create_topics(servers: str, replicas: int) -> None:
+def create_topics(
+    servers: str, replicas: int, partitions: Mapping[str, int] = PARTITIONS, **more: str
+) -> None:
+    """`more` are settings of the topics, with _ for each dot."""
     admin = AdminClient({**CLIENT, "bootstrap.servers": servers})
     settings = {"segment.bytes": str(SEGMENT_BYTES), "min.insync.replicas": str(min(2, replicas))}
-    wanted = [NewTopic(topic, count, replicas, config=settings) for topic, count in PARTITIONS.items()]
+    settings |= {name.replace("_", "."): value for name, value in more.items()}
+    wanted = [NewTopic(topic, count, replicas, config=settings) for topic, count in partitions.items()]
     for future in admin.create_topics(wanted, operation_timeout=20, request_timeout=20).values():
         with contextlib.suppress(_AlreadyThere):
             _result(future)

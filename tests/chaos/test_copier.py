@@ -1,0 +1,83 @@
+"""Exactly once, whatever dies: the short campaign, and whether its judge would notice.
+
+`make chaos ARGS="--campaign copier"` copies 100,000 messages through 50 kills.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.brokers import external_bootstrap
+from tests.chaos.checker import Findings
+from tests.chaos.copier import judge, report
+from tests.chaos.copier.campaign import BROKER, CLIENT, Campaign, Plan, Result
+from tests.chaos.copier.judge import Row
+from tests.chaos.copier.worker import KEYS
+
+needs_nodes = pytest.mark.skipif(external_bootstrap() is not None, reason="needs nodes that it may kill")
+
+
+def run(folder: Path, plan: Plan) -> Result:
+    result = Campaign(folder, plan).run()
+    report.print_table(result)  # shown when the test fails
+    (folder / "result.json").write_text(json.dumps(report.as_document(result)))
+    return result
+
+
+def assert_clean(result: Result, plan: Plan) -> None:
+    assert result.problems == []
+    assert result.examples == {}
+    assert result.fired == Counter({BROKER: plan.broker_kills, CLIENT: plan.client_kills})
+    assert result.messages == plan.messages
+    assert result.least_work > 0
+
+
+@needs_nodes
+@pytest.mark.parametrize(("library", "broker_kills"), [("confluent", 1), ("kafka-python", 0)])
+def test_every_message_is_copied_once(tmp_path: Path, library: str, broker_kills: int) -> None:
+    plan = Plan(messages=1200, broker_kills=broker_kills, client_kills=1, copiers=2, library=library, seed=1)
+    assert_clean(run(tmp_path, plan), plan)
+
+
+@needs_nodes
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("library", "protocol"),
+    [("confluent", "classic"), ("confluent", "consumer"), ("kafka-python", "classic")],
+)
+def test_every_message_is_copied_once_for_longer(tmp_path: Path, library: str, protocol: str) -> None:
+    plan = Plan(messages=20_000, broker_kills=10, client_kills=10, library=library, protocol=protocol, seed=2)
+    assert_clean(run(tmp_path, plan), plan)
+
+
+def found(rows: list[Row], total: int) -> dict[str, int]:
+    findings = Findings()
+    judge.judge(rows, total, findings)
+    return dict(findings.counts)
+
+
+def copied(*values: int) -> list[Row]:
+    return [Row(0, offset, value) for offset, value in enumerate(values)]
+
+
+def test_the_judge_is_content_with_each_message_once() -> None:
+    assert found(copied(*range(200)), 200) == {}
+    assert found(copied(1, 0, 2), 3) == {}, "messages of different keys have no order"
+
+
+def test_the_judge_notices_what_is_lost_doubled_swapped_or_made_up() -> None:
+    assert found(copied(0, 2), 3) == {judge.LOST: 1}
+    assert found(copied(0, 1, 2, 1), 3) == {judge.DOUBLED: 1}
+    assert found(copied(0, 1, -1), 2) == {judge.UNEXPECTED: 1}
+    in_order = list(range(KEYS + 1))
+    assert found(copied(KEYS, *in_order[:-1]), KEYS + 1) == {judge.ORDER: 1}
+
+
+def test_the_judge_notices_readers_that_disagree() -> None:
+    findings = Findings()
+    judge.compare(copied(1, 2, 3), copied(1, 2), findings)
+    assert findings.counts == {}
+    judge.compare(copied(1, 2, 3), copied(1, 3), findings)
+    assert findings.counts == {judge.INCONSISTENT: 1}
