@@ -34,6 +34,7 @@ from penstock.broker.partition import Partition
 from penstock.broker.transactions.admission import Writer
 from penstock.broker.transactions.markers import MarkerDelivery
 from penstock.broker.transactions.metrics import transaction_families
+from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import Record, encode_batch
 
@@ -468,6 +469,44 @@ async def test_a_deleted_topic_does_not_hold_up_the_end(stage: Stage) -> None:
     assert await producer.send("b", topic="short") is NONE
     await delete_topic(stage.node, "short")
     assert await producer.end(commit=True) is NONE
+    assert await stage.settled(producer) == "CompleteCommit"
+    assert await stage.committed() == ["a"]
+
+
+async def test_a_topic_that_this_node_has_not_heard_of_yet_is_not_taken_for_deleted(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node leads a moment before its image says so, and that may be older than the topics of a transaction."""
+    producer = await stage.producer(NEW)
+    assert await producer.send("a") is NONE
+    index = stage.node.transactions.shard_of("tx")
+    looked = []
+
+    class Older:
+        def __init__(self, image: ClusterImage) -> None:
+            self._image = image
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._image, name)
+
+        def partition(self, topic: str, index: int) -> Any:
+            looked.append(topic)
+            state = self._image.partition(topic, index)
+            assert state is not None
+            return None if topic == "t" else state._replace(leader_epoch=state.leader_epoch - 1)
+
+    async def never_written(*args: Any) -> Any:
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        with monkeypatch.context() as other:
+            other.setattr(MarkerDelivery, "_write", never_written)
+            assert await producer.end(commit=True) is NONE
+        image = stage.node.image
+        patch.setattr(Node, "image", property(lambda _: Older(image)))
+        stage.node.transactions._runtime.unload(index)  # the next life hands out anew
+        await until(lambda: looked.count("__transaction_state") > 3)
+        assert "t" not in looked
     assert await stage.settled(producer) == "CompleteCommit"
     assert await stage.committed() == ["a"]
 
