@@ -56,6 +56,8 @@ METRICS: dict[str, Metric] = {
         _less("cpu_us_per_txn", "CPU-us per transaction", 0),
         _more("txn_rate_of_plain", "rate of that of plain produce", 2),
         _less("txn_cpu_over_plain", "CPU over that of plain produce"),
+        _more("acks_per_s", "acknowledgements/s"),
+        _less("cpu_us_per_ack", "CPU-us per acknowledgement"),
         _less("rebalance_all_s", "first 99 join, s"),
         _less("rebalance_join_s", "one joins, s"),
         _less("rebalance_partitions_s", "100 more partitions, s"),

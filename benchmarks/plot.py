@@ -58,6 +58,19 @@ def _by_event(kind: str) -> list[Point]:
     return [(title, f"rebalance-{kind}", f"rebalance_{event}_s", 1) for event, title in events.items()]
 
 
+def _by_queue(metric: str, factor: float) -> list[Point]:
+    kinds = {
+        "4c": "4 cons.",
+        "1c": "1 cons.",
+        "4c-accepted": "all\naccepted",
+        "4c-1p": "1 part.",
+        "4c-apart": "apart",
+        "4c-synced": "4 cons.\nsynced",
+        "1c-synced": "1 cons.\nsynced",
+    }
+    return [(title, f"share-ack-{kind}", metric, factor) for kind, title in kinds.items()]
+
+
 PANELS: tuple[tuple[str, str, list[Point]], ...] = (
     ("Messages of 100 B, in and out at once", "million/s", _by_codec("raw-100B", "records_per_s", 1e-6)),
     ("Messages of 1 KB, in and out at once", "thousand/s", _by_codec("raw-1KB", "records_per_s", 1e-3)),
@@ -118,6 +131,8 @@ PANELS: tuple[tuple[str, str, list[Point]], ...] = (
         "% of a core",
         [("", "rf3-idle-1000p", "idle_cpu_percent", 1)],
     ),
+    ("Acknowledgements, random outcomes", "thousand/s", _by_queue("acks_per_s", 1e-3)),
+    ("Broker CPU per acknowledgement (lower is better)", "microseconds", _by_queue("cpu_us_per_ack", 1)),
     ("100 members, KIP-848, eager (lower is better)", "seconds", _by_event("consumer-eager")),
     ("100 members, KIP-848, as told (lower is better)", "seconds", _by_event("consumer")),
     (

@@ -161,27 +161,27 @@ _PARTITION_HEAD = struct.Struct(">ihqqq")
 def read_fetch_response(frame: memoryview) -> Fetched:
     """A fetch response (v16) without its size field; records are views into `frame`."""
     _, _, _, error_code, session_id = _FETCH_HEAD.unpack_from(frame)
-    topics, at = _read_count(frame, _FETCH_HEAD.size)
+    topics, at = read_count(frame, _FETCH_HEAD.size)
     partitions: list[FetchedPartition] = []
     for _ in range(topics):
-        count, at = _read_count(frame, at + 16)
+        count, at = read_count(frame, at + 16)
         for _ in range(count):
             partition, at = _read_partition(frame, at)
             partitions.append(partition)
-        at = _skip_tags(frame, at)
+        at = skip_tags(frame, at)
     return Fetched(error_code, session_id, partitions)
 
 
 def _read_partition(frame: memoryview, at: int) -> tuple[FetchedPartition, int]:
     index, error_code, high_watermark, _, _ = _PARTITION_HEAD.unpack_from(frame, at)
-    aborted, at = _read_count(frame, at + _PARTITION_HEAD.size)
+    aborted, at = read_count(frame, at + _PARTITION_HEAD.size)
     assert aborted == 0, "the load writes no transactions"
-    size, at = _read_count(frame, at + 4)
+    size, at = read_count(frame, at + 4)
     records = frame[at : at + size]
-    return FetchedPartition(index, error_code, high_watermark, records), _skip_tags(frame, at + size)
+    return FetchedPartition(index, error_code, high_watermark, records), skip_tags(frame, at + size)
 
 
-def _read_count(frame: memoryview, at: int) -> tuple[int, int]:
+def read_count(frame: memoryview, at: int) -> tuple[int, int]:
     """A compact length: one more than the number it stands for, null being the same as none."""
     value, at = _read_unsigned(frame, at)
     return max(value - 1, 0), at
@@ -198,7 +198,7 @@ def _read_unsigned(frame: memoryview, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def _skip_tags(frame: memoryview, at: int) -> int:
+def skip_tags(frame: memoryview, at: int) -> int:
     count, at = _read_unsigned(frame, at)
     for _ in range(count):
         _, at = _read_unsigned(frame, at)
