@@ -731,6 +731,26 @@ async def test_a_mistake_in_one_answer_holds_up_nobody(
     assert await stage.committed() == ["a"]
 
 
+async def test_a_mistake_does_not_end_the_delivery_of_markers(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = await stage.producer(NEW)
+    assert await producer.send("a") is NONE
+    mistakes = ["a mistake"]
+    begin = MarkerDelivery._begin
+
+    def mistaken(*args: Any) -> None:
+        if mistakes:
+            raise LookupError(mistakes.pop())
+        begin(*args)
+
+    monkeypatch.setattr(MarkerDelivery, "_begin", mistaken)
+    assert await producer.end(commit=True) is NONE
+    assert await stage.settled(producer) == "CompleteCommit"
+    assert not mistakes
+    assert await stage.committed() == ["a"]
+
+
 async def restart(stage: Stage, tmp_path: Path, *, clean: bool = True) -> None:
     await stage.close()
     await stage.node.stop(clean=clean)

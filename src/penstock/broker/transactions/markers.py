@@ -50,14 +50,21 @@ class MarkerDelivery:
     async def _serve(self, index: int) -> None:
         while self._node.partitions.led(self._coordinator.topic.name, index) is not None:
             try:
-                active = await self._coordinator.active_shard(index)
+                await self._serve_now(index)
             except ApiError:
                 await asyncio.sleep(_REST_MAX_S * random.random())
-                continue
-            if self._image_shows(index, active.leader_epoch):
-                await self._serve_life(active)
-            else:
-                await asyncio.sleep(_REST_S)
+            except Exception:
+                # Without this task none of the shard's transactions would ever end.
+                logger.exception("markers of shard %d have to wait", index)
+                await asyncio.sleep(_REST_MAX_S)
+
+    async def _serve_now(self, index: int) -> None:
+        """Raises ApiError when the shard is not there."""
+        active = await self._coordinator.active_shard(index)
+        if self._image_shows(index, active.leader_epoch):
+            await self._serve_life(active)
+        else:
+            await asyncio.sleep(_REST_S)
 
     def _image_shows(self, index: int, leader_epoch: int) -> bool:
         """In an image as new as the leadership, a partition of a transaction that is not there has been deleted.
