@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _RECORD_LIMIT: Final = 1
 #: More than records are said to take, so that one read usually suffices.
 _READ_SPARE: Final = 1.25
+#: Times as many offsets as records are asked for: what has come back is topped up with what is new, not at any price.
+_REACH_MAX: Final = 5
 _READ_BYTES_MIN: Final = 16 * 1024
 _BYTES_ALWAYS_ALLOWED: Final = 64 * 1024
 
@@ -182,7 +184,8 @@ class ShareFetching:
             return cold
         # What is handed out is counted, so holes in batches have to be known.
         is_exact = rules.policy.is_at_most_once
-        size = max(int(records_max * led.bytes_per_record * _READ_SPARE), _READ_BYTES_MIN)
+        offsets = min(rules.reach(records_max), _REACH_MAX * records_max)
+        size = max(int(offsets * led.bytes_per_record * _READ_SPARE), _READ_BYTES_MIN)
 
         def read(*, nowait: bool) -> Read:
             piece: Slice = log.read(offset, min(size, bytes_max), upto, at_least_one=True, nowait=nowait)

@@ -47,6 +47,18 @@ def next_offset(core: Core, policy: Policy) -> int | None:
     return window.end if _room(core, policy) > 0 else None
 
 
+def reach(core: Core, records_max: int, policy: Policy) -> int:
+    """How many offsets from the next one on hold that many records, those between that nobody can have included."""
+    states = core.window.states
+    ready = states.count(AVAILABLE) + states.count(PAID)
+    if not ready:
+        return records_max
+    found = _EITHER.search(states)
+    assert found is not None, "some are ready"
+    more = min(records_max - ready, _room(core, policy))
+    return len(states) - found.start() + max(more, 0)
+
+
 def acquire(
     core: Core, member: str, found: Found, appetite: Appetite, policy: Policy, *, now_ms: int
 ) -> list[Acquired]:

@@ -69,6 +69,10 @@ class SharePartition:
         """Where to read what can be handed out next; None while nothing can be."""
         return acquiring.next_offset(self._core, self.policy)
 
+    def reach(self, records_max: int) -> int:
+        """How many offsets to read from there to find that many records."""
+        return acquiring.reach(self._core, records_max, self.policy)
+
     @property
     def next_deadline_ms(self) -> int | None:
         return self._core.timers[0][0] if self._core.timers else None

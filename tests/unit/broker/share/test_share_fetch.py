@@ -88,6 +88,21 @@ async def test_a_batch_without_acquired_records_stays_out_of_the_answer(node: No
     assert (again.acquired, sorted(again.values)) == ([(1, 2), (3, 2)], [1, 3])
 
 
+async def test_what_came_back_is_topped_up_with_what_is_new(node: Node) -> None:
+    """Many clients ask for no more until they have worked off what they got."""
+    await share_topic(node)
+    await publish(node, 500, batches=6)
+    member = await Member.join(node)
+    assert len((await member.fetch(records=2000, wait_ms=_LONG_MS)).acquired) == 2000
+    await member.acknowledge((0, 0, [RELEASE]), (1, 1999, [ACCEPT]))
+    (led,) = node.share
+    led.bytes_per_record = 12.0  # as it has learnt after a while
+    again = await member.fetch(records=500, wait_ms=_LONG_MS)
+    assert again.acquired[:2] == [(0, 2), (2000, 1)]
+    assert len(again.acquired) == 501, "and batches come whole"
+    assert sorted(again.values) == [*range(500), *range(2000, 2500)], "what lies between stays out"
+
+
 async def test_batches_come_whole_unless_the_limit_is_exact(node: Node) -> None:
     await share_topic(node)
     await publish(node, 10, batches=3)
