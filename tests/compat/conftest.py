@@ -1,6 +1,9 @@
 """Fixtures of the compatibility tests: topics on the shared broker, and clients that are closed afterwards."""
 
 import contextlib
+import io
+import json
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,6 +11,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from kafka import KafkaAdminClient
 from tests.compat.confluent import create_topic
+
+from penstock.cli import main
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +49,28 @@ def python_admin(bootstrap: str, closing: contextlib.ExitStack) -> KafkaAdminCli
     client = KafkaAdminClient(bootstrap_servers=bootstrap)
     closing.callback(client.close)
     return client
+
+
+@pytest.fixture
+def penstock(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[str, str]]:
+    """Runs the command against the shared broker; returns what it wrote to stdout and stderr.
+
+    In this process, which spares each call the start of an interpreter; what needs a process has its own.
+    """
+    monkeypatch.setenv("PENSTOCK_BOOTSTRAP", bootstrap)
+
+    def call(*words: str, given: str = "", code: int = 0) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+        capfd.readouterr()
+        assert main(words) == code, (words, capfd.readouterr())
+        return capfd.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def answer(penstock: Any) -> Callable[..., Any]:
+    """The same, for the JSON that scripts read."""
+    return lambda *words, **options: json.loads(penstock(*words, "--json", **options)[0])

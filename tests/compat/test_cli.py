@@ -1,11 +1,9 @@
 """The `penstock` command as users run it: a process of its own, against a real broker."""
 
-import io
 import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +11,6 @@ from typing import Any
 
 import pytest
 from tests.brokers import BrokerProcess, executable
-
-from penstock.cli import main
 
 
 def start(*words: str, **options: Any) -> subprocess.Popen[str]:
@@ -49,31 +45,6 @@ def run(*words: str, given: str | None = None, code: int = 0, **options: Any) ->
     assert process.returncode == code, (words, out, err)
     assert "Traceback" not in err, err
     return out, err
-
-
-@pytest.fixture
-def penstock(
-    bootstrap: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[str, str]]:
-    """Runs the command against the shared broker; returns what it wrote to stdout and stderr.
-
-    In this process, which spares each call the start of an interpreter; what needs a process has its own.
-    """
-    monkeypatch.setenv("PENSTOCK_BOOTSTRAP", bootstrap)
-
-    def call(*words: str, given: str = "", code: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
-        capfd.readouterr()
-        assert main(words) == code, (words, capfd.readouterr())
-        return capfd.readouterr()
-
-    return call
-
-
-@pytest.fixture
-def answer(penstock: Any) -> Callable[..., Any]:
-    """The same, for the JSON that scripts read."""
-    return lambda *words, **options: json.loads(penstock(*words, "--json", **options)[0])
 
 
 def test_the_installed_command(bootstrap: str, unique: Callable[[str], str]) -> None:

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from penstock import __version__
-from penstock.cli import cluster, config, consume, group, produce, serve, topic
+from penstock.cli import cluster, config, consume, group, produce, serve, topic, transaction
 from penstock.cli.failure import Failure, report
 from penstock.cli.flagged import with_flags
 from penstock.cli.flags import SERVE_FLAGS, SETTING_FLAGS, Flags
@@ -18,7 +18,16 @@ INTERRUPTED = 130
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
-VERBS = ["serve", "topic", "produce", "consume", "group", "cluster", "config"]  # as help lists them
+VERBS = [
+    "serve",
+    "topic",
+    "produce",
+    "consume",
+    "group",
+    "transaction",
+    "cluster",
+    "config",
+]  # as help lists them
 
 
 class Verbs(TyperGroup):
@@ -77,6 +86,7 @@ app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(transaction.app, name="transaction")
 app.add_typer(cluster.app, name="cluster")
 app.command("config")(with_flags(SETTING_FLAGS, config.show))
 

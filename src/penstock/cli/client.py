@@ -115,6 +115,23 @@ class Cluster:
         places = list(places)
         return self.offsets(places, OffsetSpec.earliest()), self.offsets(places, OffsetSpec.latest())
 
+    def alter_settings(
+        self, kind: str, name: str, settings: Mapping[str, str], removed: Iterable[str]
+    ) -> None:
+        """Of a topic or a group: set some, and return others to their defaults."""
+        from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
+
+        changes = [
+            ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+            for setting, value in settings.items()
+        ]
+        changes += [
+            ConfigEntry(setting, None, incremental_operation=AlterConfigOpType.DELETE) for setting in removed
+        ]
+        resource = ConfigResource(ConfigResource.Type[kind], name, incremental_configs=changes)
+        answer = self.admin.incremental_alter_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
+        self.wait({name: answer[resource]})
+
     def _settings(self, settings: Mapping[str, object]) -> dict[str, object]:
         if not self._is_reachable:
             _reach(self.bootstrap)

@@ -1,52 +1,75 @@
-"""`penstock group`: list, describe, reset and delete consumer groups."""
+"""`penstock group`: list, describe, reset and delete groups of every kind, and change their settings."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.client import REQUEST_TIMEOUT_S, Cluster, Place
 from penstock.cli.failure import WRONG_USAGE, Failure
+from penstock.cli.group_settings import alter, own_settings
 from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes
 from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_table
 from penstock.cli.positions import Anchor, Position, parse_timestamp
+from penstock.cli.share_description import print_shared_partitions, shared_description, start_offsets
+from penstock.cli.share_groups import (
+    SHARE,
+    ShareGroup,
+    alter_share_offsets,
+    delete_share_group,
+    describe_share_group,
+    share_group_names,
+)
 from penstock.cli.starting import starting_offsets
 
-app = typer.Typer(help="List, describe, reset and delete consumer groups.", no_args_is_help=True)
+app = typer.Typer(help="List, describe, alter, reset and delete groups.", no_args_is_help=True)
+
+app.command()(alter)
 
 Names = Annotated[list[str], typer.Argument(metavar="GROUP", show_default=False)]
 
 
 @app.command("list")
 def list_groups(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
-    """List consumer groups with their state and members."""
+    """List groups with their type, state and members."""
     cluster = Cluster(bootstrap)
+    shared = share_group_names(cluster)
     listed = cluster.wait({"groups": cluster.admin.list_consumer_groups(request_timeout=REQUEST_TIMEOUT_S)})
-    described = _describe(cluster, sorted(entry.group_id for entry in listed["groups"].valid))
-    rows = [
-        {
-            "group": name,
-            "state": _state(found),
-            "members": len(found.members),
-            "assignor": found.partition_assignor or None,
-        }
-        for name, found in described.items()
-    ]
+    described = _describe(
+        cluster, sorted(entry.group_id for entry in listed["groups"].valid if entry.group_id not in shared)
+    )
+    rows = [_row(name, _type(found), found, found.partition_assignor) for name, found in described.items()]
+    rows += [_row(name, SHARE, found, found.assignor) for name, found in _describe_shared(cluster, shared)]
+    rows.sort(key=lambda row: str(row["group"]))
     if as_json:
         print_json(rows)
     elif rows:
         print_table(list(rows[0]), (list(row.values()) for row in rows))
     else:
-        note("no consumer groups yet")
+        note("no groups yet")
+
+
+def _row(name: str, kind: str | None, found: Any, assignor: str | None) -> dict[str, Any]:
+    return {
+        "group": name,
+        "state": _state(found),
+        "members": len(found.members),
+        "assignor": assignor or None,
+        "type": kind,
+    }
 
 
 @app.command()
 def describe(groups: Names, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
-    """Show the members, committed offsets and lag of groups."""
+    """Show the members, positions, lag and own settings of groups."""
     cluster = Cluster(bootstrap)
-    described = _describe(cluster, groups)
+    shared, others = _by_kind(cluster, groups)
+    described = _describe(cluster, others)
     documents = [_description(cluster, name, found) for name, found in described.items()]
+    documents += [
+        shared_description(cluster, name, found) for name, found in _describe_shared(cluster, shared)
+    ]
     if as_json:
         print_json(documents)
         return
@@ -68,8 +91,26 @@ def _describe(cluster: Cluster, names: Iterable[str]) -> dict[str, Any]:
     return {name: found[name] for name in wanted}
 
 
+def _by_kind(cluster: Cluster, names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Share groups, and all others, which may not exist."""
+    wanted, known = list(dict.fromkeys(names)), share_group_names(cluster)
+    return [name for name in wanted if name in known], [name for name in wanted if name not in known]
+
+
+def _describe_shared(cluster: Cluster, names: Iterable[str]) -> Iterator[tuple[str, ShareGroup]]:
+    return ((name, describe_share_group(cluster, name)) for name in names)
+
+
 def _state(found: Any) -> str:
+    if isinstance(found, ShareGroup):
+        return found.state
     return str(found.state.name).lower().replace("_", "-")
+
+
+def _type(found: Any) -> str | None:
+    """None where the broker does not tell."""
+    kind = getattr(getattr(found, "type", None), "name", "UNKNOWN")
+    return None if kind == "UNKNOWN" else str(kind).lower()
 
 
 def _committed(cluster: Cluster, group: str) -> dict[Place, int]:
@@ -101,6 +142,8 @@ def _description(cluster: Cluster, name: str, found: Any) -> dict[str, Any]:
         "members": [_member(member) for member in found.members],
         "lag": sum(part["lag"] or 0 for part in partitions),
         "partitions": partitions,
+        "type": _type(found),
+        "settings": own_settings(cluster, name),
     }
 
 
@@ -129,8 +172,12 @@ def _member(member: Any) -> dict[str, Any]:
 
 
 def _print_description(document: dict[str, Any]) -> None:
-    shown = ("group", "state", "assignor", "coordinator", "lag")
-    print_facts([*((name, document[name]) for name in shown), ("members", len(document["members"]))])
+    shown = ("group", "type", "state", "assignor", "coordinator", "lag")
+    facts = [*((name, document[name]) for name in shown), ("members", len(document["members"]))]
+    print_facts([*facts, *document["settings"].items()])
+    if document["type"] == SHARE:
+        print_shared_partitions(document)
+        return
     columns = ("topic", "partition", "committed", "end", "lag", "client", "host")
     if document["partitions"]:
         print()
@@ -163,13 +210,14 @@ def reset(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: AsJson = False,
 ) -> None:
-    """Move the committed offsets of a group that has no running members.
+    """Move the positions of a group that has no running members.
 
     Shows the plan first and asks before it changes anything.
     """
     position = _target(to_earliest, to_latest, to_offset, to_timestamp, shift_by)
     cluster = Cluster(bootstrap)
-    committed = _committed(cluster, group)
+    is_shared = group in share_group_names(cluster)
+    committed = start_offsets(cluster, group) if is_shared else _committed(cluster, group)
     places = _places(cluster, group, topics or [], committed)
     if position is not None:
         planned = starting_offsets(cluster, places, position)
@@ -189,7 +237,7 @@ def reset(
         print_table(list(plan[0]), (list(row.values()) for row in plan))
     if not dry_run:
         confirm(f"Move {plural(len(plan), 'offset')} of group {group}?", yes=yes)
-        _commit(cluster, group, planned)
+        (alter_share_offsets if is_shared else _commit)(cluster, group, planned)
     if as_json:
         print_json({"group": group, "applied": not dry_run, "partitions": plan})
     else:
@@ -262,11 +310,15 @@ def _commit(cluster: Cluster, group: str, offsets: dict[Place, int]) -> None:
 def delete(
     groups: Names, yes: Yes = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False
 ) -> None:
-    """Delete groups that have no members, with their committed offsets."""
+    """Delete groups that have no members, with their positions."""
     cluster = Cluster(bootstrap)
-    _describe(cluster, groups)
+    shared, others = _by_kind(cluster, groups)
+    _describe(cluster, others)
     confirm(f"Delete {plural(len(groups), 'group')} ({', '.join(groups)})?", yes=yes)
-    cluster.wait(cluster.admin.delete_consumer_groups(groups, request_timeout=REQUEST_TIMEOUT_S))
+    if others:
+        cluster.wait(cluster.admin.delete_consumer_groups(others, request_timeout=REQUEST_TIMEOUT_S))
+    for name in shared:
+        delete_share_group(cluster, name)
     if as_json:
         print_json([{"group": name, "deleted": True} for name in groups])
     else:

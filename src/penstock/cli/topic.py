@@ -212,23 +212,10 @@ def alter(
     cluster = Cluster(bootstrap)
     cluster.topics([topic])
     if settings or delete_config:
-        _alter_settings(cluster, topic, settings, delete_config or [])
+        cluster.alter_settings("TOPIC", topic, settings, delete_config or [])
     if partitions:
         _add_partitions(cluster, topic, partitions)
     note(f"{topic} altered")
-
-
-def _alter_settings(cluster: Cluster, topic: str, settings: dict[str, str], removed: list[str]) -> None:
-    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
-
-    changes = [
-        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in settings.items()
-    ]
-    changes += [ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE) for name in removed]
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
-    answer = cluster.admin.incremental_alter_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
-    cluster.wait({topic: answer[resource]})
 
 
 def _add_partitions(cluster: Cluster, topic: str, partitions: int) -> None:
