@@ -43,6 +43,24 @@ def test_a_faststream_application(fresh_broker: BrokerProcess) -> None:
     assert greetings == ["Good day, Ada!", "Good day, Grace!", "Good day, Edsger!"]
 
 
+def test_an_exactly_once_copier(fresh_broker: BrokerProcess) -> None:
+    for _ in range(2):
+        printed = run("examples/exactly_once_copier.py", fresh_broker.bootstrap_servers)
+        assert sorted(map(int, printed.split())) == [2 * number for number in range(10)]
+
+
+def test_a_work_queue(fresh_broker: BrokerProcess) -> None:
+    printed = run("examples/work_queue.py", fresh_broker.bootstrap_servers).splitlines()
+    assert printed[-1] == "buried: hopeless, because of limit"
+    attempts = [("easy", 1), ("flaky", 1), ("flaky", 2), ("simple", 1), *(("hopeless", n) for n in (1, 2, 3))]
+    assert sorted(printed[:-1]) == sorted(f"{job}, attempt {attempt}" for job, attempt in attempts)
+
+
+def test_scheduled_messages(fresh_broker: BrokerProcess) -> None:
+    printed = run("examples/scheduled_messages.py", fresh_broker.bootstrap_servers)
+    assert [line.strip() for line in printed.splitlines()] == ["now", "in a second", "in two seconds"]
+
+
 def test_the_pytest_example() -> None:
     if not Path(executable()[0]).name.startswith("penstock"):
         pytest.skip("the fixture starts a broker of this package, not another program")
