@@ -10,17 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.broker.raw_client import create_topic, delete_topic, new_node, running, until
+from tests.unit.broker.raw_client import create_topic, until
+from tests.unit.broker.transaction_stage import Stage, staged
 from tests.unit.broker.transactional import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
-    DESCRIBE_PRODUCERS,
     LIST_TRANSACTIONS,
     NEW,
     NOW_MS,
     OLD,
     PRODUCE,
-    WRITE_TXN_MARKERS,
     TransactionalClient,
     Versions,
     seen,
@@ -28,78 +27,20 @@ from tests.unit.broker.transactional import (
 from tests.unit.broker.wire_client import WireClient
 from tests.waiting import eventually_async
 
-from penstock.broker.broker_calls import ask_broker
-from penstock.broker.node import Node
 from penstock.broker.partition import Partition
 from penstock.broker.transactions.admission import Writer
 from penstock.broker.transactions.markers import MarkerDelivery
-from penstock.broker.transactions.metrics import transaction_families
-from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import Record, encode_batch
 
 NONE = ErrorCode.none
 BOTH = pytest.mark.parametrize("versions", [OLD, NEW], ids=["old", "new"])
-SETTINGS = {
-    "penstock_flush": "never",
-    "offsets_topic_num_partitions": "1",
-    "transaction_state_log_num_partitions": "2",
-    "transaction_abort_timed_out_transaction_cleanup_interval_ms": "20",
-    "transaction_two_phase_commit_enable": "true",
-}
-
-
-class Stage:
-    """A node with a topic of two partitions, and as many clients as a test wants."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self._clients: list[WireClient] = []
-
-    async def client(self) -> WireClient:
-        client = await WireClient.connect(self.node)
-        self._clients.append(client)
-        return client
-
-    async def producer(self, versions: Versions, name: str = "tx", **fields: Any) -> TransactionalClient:
-        producer = TransactionalClient(await self.client(), name, versions)
-        await producer.init(**fields)
-        return producer
-
-    async def begin(self, producer: TransactionalClient, *partitions: int, topic: str = "t") -> None:
-        """What the newer protocol has the leader do."""
-        if producer.versions == OLD:
-            assert await producer.add(*partitions, topic=topic) == [NONE] * len(partitions)
-
-    async def committed(self, partition: int = 0, topic: str = "t") -> list[str]:
-        return (await seen(await self.client(), topic, partition)).values
-
-    async def everything(self, partition: int = 0, topic: str = "t") -> list[str]:
-        return (await seen(await self.client(), topic, partition, committed=False)).values
-
-    async def settled(self, producer: TransactionalClient) -> str:
-        """The state, once no marker is on its way."""
-
-        async def is_settled() -> bool:
-            return not (await producer.state_name()).startswith("Prepare")
-
-        await eventually_async(is_settled)
-        return await producer.state_name()
-
-    async def close(self) -> None:
-        for client in self._clients:
-            await client.close()
 
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    node = new_node(tmp_path, **SETTINGS)
-    await node.start()
-    await create_topic(node, "t", partitions=2)
-    stage = Stage(node)
-    yield stage
-    await stage.close()
-    await stage.node.stop()
+    async with staged(tmp_path) as stage:
+        yield stage
 
 
 @BOTH
@@ -462,55 +403,6 @@ async def test_many_transactions_are_verified_and_added_with_one_request(stage: 
     assert [topic.partitions for topic in (await two.state()).topics] == [(1,)]
 
 
-async def test_a_deleted_topic_does_not_hold_up_the_end(stage: Stage) -> None:
-    await create_topic(stage.node, "short", partitions=1)
-    producer = await stage.producer(NEW)
-    assert await producer.send("a") is NONE
-    assert await producer.send("b", topic="short") is NONE
-    await delete_topic(stage.node, "short")
-    assert await producer.end(commit=True) is NONE
-    assert await stage.settled(producer) == "CompleteCommit"
-    assert await stage.committed() == ["a"]
-
-
-async def test_a_topic_that_this_node_has_not_heard_of_yet_is_not_taken_for_deleted(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node leads a moment before its image says so, and that may be older than the topics of a transaction."""
-    producer = await stage.producer(NEW)
-    assert await producer.send("a") is NONE
-    index = stage.node.transactions.shard_of("tx")
-    looked = []
-
-    class Older:
-        def __init__(self, image: ClusterImage) -> None:
-            self._image = image
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._image, name)
-
-        def partition(self, topic: str, index: int) -> Any:
-            looked.append(topic)
-            state = self._image.partition(topic, index)
-            assert state is not None
-            return None if topic == "t" else state._replace(leader_epoch=state.leader_epoch - 1)
-
-    async def never_written(*args: Any) -> Any:
-        await asyncio.Event().wait()
-
-    with monkeypatch.context() as patch:
-        with monkeypatch.context() as other:
-            other.setattr(MarkerDelivery, "_write", never_written)
-            assert await producer.end(commit=True) is NONE
-        image = stage.node.image
-        patch.setattr(Node, "image", property(lambda _: Older(image)))
-        stage.node.transactions._runtime.unload(index)  # the next life hands out anew
-        await until(lambda: looked.count("__transaction_state") > 3)
-        assert "t" not in looked
-    assert await stage.settled(producer) == "CompleteCommit"
-    assert await stage.committed() == ["a"]
-
-
 async def test_offsets_join_a_transaction(stage: Stage) -> None:
     producer = await stage.producer(OLD)
     reply = await producer.ask(
@@ -589,170 +481,8 @@ async def test_transactions_are_listed_by_state_producer_age_and_name(stage: Sta
     assert await listed(duration_filter=3_600_000) == ([("two", "Empty")], ())
 
 
-async def test_transactions_are_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, commit in enumerate((True, True, False)):
-        producer = await stage.producer(NEW, f"done-{number}")
-        assert await producer.send(str(number)) is NONE
-        assert await producer.end(commit=commit) is NONE
-        await stage.settled(producer)
-    replaced = await stage.producer(NEW, "done-0")
-    assert await replaced.send("fenced") is NONE
-    await stage.producer(NEW, "done-0")
-    late = await stage.producer(NEW, "late", transaction_timeout=timedelta(milliseconds=50))
-    assert await late.send("late") is NONE
-    await until(lambda: stage.node.transactions.ended["timed_out"] == 1)
-    await stage.settled(late)
-    is_open = await stage.producer(NEW, "open")
-    assert await is_open.send("open") is NONE
-    never = asyncio.Event()
-
-    async def never_written(*args: Any) -> Any:
-        await never.wait()
-
-    monkeypatch.setattr(MarkerDelivery, "_write", never_written)
-    prepared = await stage.producer(NEW, "prepared")
-    assert [await prepared.send("x", partition=index) for index in (0, 1)] == [NONE] * 2
-    assert await prepared.end(commit=True) is NONE
-    families = {family.name: dict(family.samples) for family in transaction_families(stage.node.transactions)}
-    assert families["penstock_transactions_ended"] == {
-        ("committed",): 3,
-        ("aborted",): 1,
-        ("fenced",): 1,
-        ("timed_out",): 1,
-    }
-    states = {state: count for (state,), count in families["penstock_transactions"].items() if count}
-    assert states == {
-        "Empty": 1,
-        "Ongoing": 1,
-        "PrepareCommit": 1,
-        "CompleteCommit": 1,
-        "CompleteAbort": 2,
-    }
-    assert families["penstock_transaction_markers_waiting"] == {(): 2}
-
-
 async def test_an_id_that_nobody_has_used_is_not_described(stage: Stage) -> None:
     producer = TransactionalClient(await stage.client(), "nobody", NEW)
     assert (await producer.state()).error_code is ErrorCode.not_coordinator
     assert await producer.find() is NONE
     assert (await producer.state()).error_code is ErrorCode.transactional_id_not_found
-
-
-# Restarts
-
-
-@BOTH
-async def test_an_open_transaction_goes_on_after_a_restart(
-    stage: Stage, versions: Versions, tmp_path: Path
-) -> None:
-    producer = await stage.producer(versions)
-    await stage.begin(producer, 0, 1)
-    assert await producer.send("before") is NONE
-    await restart(stage, tmp_path)
-    producer.client = await stage.client()
-    assert await producer.send("after") is NONE
-    assert await producer.send("other", partition=1) is NONE
-    assert await producer.end(commit=True) is NONE
-    assert await stage.settled(producer) == "CompleteCommit"
-    assert (await stage.committed(0), await stage.committed(1)) == (["before", "after"], ["other"])
-
-
-async def test_a_transaction_that_was_prepared_is_completed_after_a_restart(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    producer = await stage.producer(NEW)
-    assert await producer.send("a") is NONE
-    never = asyncio.Event()
-
-    async def never_written(*args: Any) -> Any:
-        await never.wait()
-
-    with monkeypatch.context() as patch:
-        patch.setattr("penstock.broker.transactions.marker_outbox.MarkerOutbox.write", never_written)
-        assert await producer.end(commit=True) is NONE
-        assert (await producer.state()).transaction_state == "PrepareCommit"
-        assert await stage.committed() == []
-        await restart(stage, tmp_path, clean=False)
-    await until(lambda: "transactions" in stage.node.__dict__)
-    producer.client = await stage.client()
-    assert await stage.settled(producer) == "CompleteCommit"
-    assert await stage.committed() == ["a"]
-
-
-async def test_an_operator_finds_and_ends_a_transaction_that_hangs(tmp_path: Path) -> None:
-    """By the requests of Apache Kafka's tool (`find-hanging`, `abort`), which know nothing of a coordinator."""
-    async with running(tmp_path, **SETTINGS, transaction_partition_verification_enable="false") as node:
-        await create_topic(node, "t")
-        client = await WireClient.connect(node)
-        producer = TransactionalClient(client, "tx", OLD)
-        await producer.init()
-        assert await producer.send("a") is NONE
-        assert await producer.state_name() == "Empty", "the coordinator will never end it"
-        topic = SimpleNamespace(name="t", partition_indexes=(0,))
-        described = await client.ask(SimpleNamespace(topics=(topic,)), api_key=DESCRIBE_PRODUCERS, version=0)
-        (hanging,) = described.topics[0].partitions[0].active_producers
-        assert hanging.current_txn_start_offset == 0
-        assert (await seen(client)).last_stable_offset == 0
-        marker = SimpleNamespace(
-            producer_id=hanging.producer_id,
-            producer_epoch=hanging.producer_epoch,
-            transaction_result=False,
-            topics=(topic,),
-            coordinator_epoch=max(hanging.coordinator_epoch, 0),
-        )
-        reply = await client.ask(SimpleNamespace(markers=(marker,)), api_key=WRITE_TXN_MARKERS, version=1)
-        assert reply.markers[0].topics[0].partitions[0].error_code is NONE
-        assert await seen(client) == ([], 2, 2)
-        await client.close()
-
-
-@pytest.mark.parametrize("failing", [ADD_PARTITIONS, WRITE_TXN_MARKERS])
-async def test_a_mistake_in_one_answer_holds_up_nobody(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
-    """Whoever asked would wait for ever, and with a batch all that its producer sends after it."""
-    producer = await stage.producer(NEW)
-    mistakes = [failing]
-
-    async def mistaken(node: Node, broker_id: int, api_key: int, *args: Any, **named: Any) -> Any:
-        if api_key in mistakes:
-            mistakes.remove(api_key)
-            raise LookupError("a mistake")
-        return await ask_broker(node, broker_id, api_key, *args, **named)
-
-    monkeypatch.setattr("penstock.broker.transactions.outbox.ask_broker", mistaken)
-    first = producer.batch("a")
-    while (error := await producer.send_batch(first)) is ErrorCode.not_enough_replicas:
-        pass
-    assert error is NONE
-    assert await producer.end(commit=True) is NONE
-    assert await stage.settled(producer) == "CompleteCommit"
-    assert not mistakes
-    assert await stage.committed() == ["a"]
-
-
-async def test_a_mistake_does_not_end_the_delivery_of_markers(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    producer = await stage.producer(NEW)
-    assert await producer.send("a") is NONE
-    mistakes = ["a mistake"]
-    begin = MarkerDelivery._begin
-
-    def mistaken(*args: Any) -> None:
-        if mistakes:
-            raise LookupError(mistakes.pop())
-        begin(*args)
-
-    monkeypatch.setattr(MarkerDelivery, "_begin", mistaken)
-    assert await producer.end(commit=True) is NONE
-    assert await stage.settled(producer) == "CompleteCommit"
-    assert not mistakes
-    assert await stage.committed() == ["a"]
-
-
-async def restart(stage: Stage, tmp_path: Path, *, clean: bool = True) -> None:
-    await stage.close()
-    await stage.node.stop(clean=clean)
-    stage.node = new_node(tmp_path, **SETTINGS)
-    await stage.node.start()
