@@ -8,18 +8,18 @@ it, because a plan's number of records never changes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.group_settings import effective_group_settings
-from penstock.broker.planned_append import append_once
+from penstock.broker.planned_append import append_batch_once
 from penstock.broker.share_state.dead_letter_topic import dead_letter_topic
-from penstock.broker.share_state.source import Found, read_records
-from penstock.groups.share_state.letters import dead_letter, fates
-from penstock.groups.share_state.ranges import head, size
+from penstock.broker.share_state.source import read_records
+from penstock.groups.share_state.copies import Copy
+from penstock.groups.share_state.letters import Letters, fated, fates
+from penstock.groups.share_state.ranges import Range, head, size
 from penstock.groups.share_state.records import Pair, Plan, Producer, Settled, Target, pairs
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import Record
 
 if TYPE_CHECKING:
     from penstock.broker.coordinator_runtime import ActiveShard
@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.share")
 
-#: Dead letters in one plan.
-_PLAN_MAX: Final = 500
+#: Dead letters in one plan, and about how large its batch becomes: below what topics take by default.
+_PLAN_MAX: Final = 5_000
+_PLAN_BYTES_MAX: Final = 512 << 10
+_ANY_SIZE: Final = 1 << 62
+_GONE: Final = "gone from the source"
 #: What a topic may find wrong with dead letters, each for itself.
 _UNFIT: Final = frozenset(
     {
@@ -55,9 +58,12 @@ class Burial:
         self._key = key
         self._letters = letters
         self._plan_max = _PLAN_MAX
+        #: Whether more could have gone with the last plan: the next one had better wait for company.
+        self.had_room = False
 
     async def step(self) -> bool:
         """Whether there was something to do. Raises ApiError when it has to be tried again later."""
+        self.had_room = False
         key = self._key
         view = await self._active.read(lambda shard: shard.burial(key))
         topic = self._node.image.topics_by_id.get(key.topic_id)
@@ -85,13 +91,25 @@ class Burial:
             await self._letters.wait_for_breaker(self._key.group)
             return
         target_topic = await dead_letter_topic(self._node, name, topic)
-        asked = pairs(head(view.pending, allowed))
-        found = await read_records(self._node, topic, self._key.partition, asked)
+        asked, letters = head(view.pending, allowed), self._letters_of(topic, _PLAN_BYTES_MAX)
+        found = await read_records(self._node, topic, self._key.partition, asked, letters.fill)
         gone = _before(asked, min(found.start_offset, found.seen_upto))
         if gone:
-            await self._settle(None, gone, lost=size(gone), reason="gone from the source")
+            await self._settle(None, gone, lost=size(gone), reason=_GONE)
             return
-        await self._plan(view, topic, target_topic, _before(asked, found.seen_upto), found)
+        resolved = _before(asked, found.seen_upto)
+        self.had_room = size(resolved) == view.pending_count < self._plan_max
+        await self._plan(view, topic, target_topic, resolved, letters)
+
+    def _letters_of(self, topic: TopicState, bytes_max: int) -> Letters:
+        config = effective_group_settings(self._node, self._key.group)
+        return Letters(
+            self._key,
+            topic.name,
+            now_ms=self._node.now_ms(),
+            copies_record=config.dead_letter_copies_record,
+            bytes_max=bytes_max,
+        )
 
     async def _plan(
         self,
@@ -99,9 +117,9 @@ class Burial:
         topic: TopicState,
         target_topic: TopicState,
         resolved: tuple[Pair, ...],
-        found: Found,
+        letters: Letters,
     ) -> None:
-        offsets = _joined(sorted(found.records))
+        offsets = tuple(letters.offsets)
         if not offsets:
             await self._settle(None, resolved)  # gaps, such as compaction leaves
             return
@@ -114,63 +132,47 @@ class Burial:
         )
         key = self._key
         if await self._active.submit(lambda shard, token: shard.plan_burial(key, plan, token)):
-            self._letters.planned(key.group, size(offsets))
-            await self._carry_out(view, plan, topic, found.records)
+            self._letters.planned(key.group, letters.count)
+            await self._carry_out(view, plan, topic, letters)
 
     async def _repeat(self, view: BurialView, plan: Plan, topic: TopicState) -> None:
-        records: dict[int, Record] = {}
-        left = plan.offsets
-        while left:
-            found = await read_records(self._node, topic, self._key.partition, left)
-            records |= found.records
-            left = _from(left, found.seen_upto)
-        await self._carry_out(view, plan, topic, records)
+        copies: dict[int, Copy] = {}
 
-    async def _carry_out(
-        self, view: BurialView, plan: Plan, topic: TopicState, records: dict[int, Record]
-    ) -> None:
+        def collect(found: Iterable[Copy]) -> None:
+            copies.update((copy.offset, copy) for copy in found)
+
+        left = fated(view.pending, plan.offsets)
+        while left:
+            found = await read_records(self._node, topic, self._key.partition, left, collect)
+            left = _from(left, found.seen_upto)
+        letters = self._letters_of(topic, _ANY_SIZE)
+        for offset, fate in fates(view.pending, plan.offsets):
+            copy = copies.get(offset)
+            if copy is None:
+                letters.add_without(offset, fate, _GONE)
+            else:
+                letters.add(copy)
+        await self._carry_out(view, plan, topic, letters)
+
+    async def _carry_out(self, view: BurialView, plan: Plan, topic: TopicState, letters: Letters) -> None:
         target = self._node.image.topics.get(plan.topic)
         if target is None or target.id != plan.target.topic_id:
             await self._settle(plan, (), keeps_producer=False)
             return
         try:
-            await self._append(plan, self._dead_letters(view, plan, topic, records))
+            await self._append(plan, letters)
         except ApiError as error:
             await self._refused(view, plan, topic, error)
             return
         await self._settle(plan, plan.resolved)
-        self._letters.buried[self._key.group] += size(plan.offsets)
+        self._letters.buried[self._key.group] += letters.count
         self._plan_max = min(self._plan_max * 2, _PLAN_MAX)
 
-    def _dead_letters(
-        self, view: BurialView, plan: Plan, topic: TopicState, records: dict[int, Record]
-    ) -> list[Record]:
-        config = effective_group_settings(self._node, self._key.group)
-        now_ms = self._node.now_ms()
-        return [
-            dead_letter(
-                self._key,
-                topic.name,
-                offset,
-                fate,
-                records.get(offset),
-                now_ms=now_ms,
-                copies_record=config.dead_letter_copies_record,
-                without="gone from the source",
-            )
-            for offset, fate in fates(view.pending, plan.offsets)
-        ]
-
-    async def _append(self, plan: Plan, letters: Sequence[Record]) -> None:
-        await append_once(
-            self._node,
-            plan.topic,
-            plan.target.partition,
-            letters,
-            producer_id=plan.producer_id,
-            epoch=plan.epoch,
-            sequence=plan.sequence,
-        )
+    async def _append(self, plan: Plan, letters: Letters) -> None:
+        assert letters.count == size(plan.offsets), "a plan's number of records never changes"
+        batch = letters.batch(producer_id=plan.producer_id, epoch=plan.epoch, sequence=plan.sequence)
+        target = plan.target
+        await append_batch_once(self._node, plan.topic, target.partition, batch, topic_id=target.topic_id)
 
     async def _refused(self, view: BurialView, plan: Plan, topic: TopicState, error: ApiError) -> None:
         """Nothing was appended, and nothing will be by this plan as it is."""
@@ -190,18 +192,11 @@ class Burial:
         self, view: BurialView, plan: Plan, topic: TopicState, error: ApiError
     ) -> None:
         ((offset, fate),) = fates(view.pending, plan.offsets)
-        letter = dead_letter(
-            self._key,
-            topic.name,
-            offset,
-            fate,
-            None,
-            now_ms=self._node.now_ms(),
-            without=f"refused: {error.code.name}",
-        )
-        named = letter._replace(key=f"{topic.name}-{self._key.partition}-{offset}".encode())
+        letters = self._letters_of(topic, _ANY_SIZE)
+        name = f"{topic.name}-{self._key.partition}-{offset}".encode()
+        letters.add_without(offset, fate, f"refused: {error.code.name}", name)
         try:
-            await self._append(plan, [named])
+            await self._append(plan, letters)
         except ApiError:
             await self._settle(plan, plan.resolved, lost=1, reason="refused by the dead-letter topic")
             return
@@ -232,20 +227,19 @@ class Burial:
             )
 
 
-def _before(ranges: Sequence[Pair], offset: int) -> tuple[Pair, ...]:
-    return tuple((first, min(last, offset - 1)) for first, last in ranges if first < offset)
-
-
-def _from(ranges: Sequence[Pair], offset: int) -> tuple[Pair, ...]:
-    return tuple((max(first, offset), last) for first, last in ranges if last >= offset)
-
-
-def _joined(offsets: Sequence[int]) -> tuple[Pair, ...]:
-    """Sorted offsets as ranges."""
+def _before(ranges: Sequence[Range], offset: int) -> tuple[Pair, ...]:
+    """The offsets of them before that one; those that touch as one."""
     joined: list[Pair] = []
-    for offset in offsets:
-        if joined and joined[-1][1] == offset - 1:
-            joined[-1] = (joined[-1][0], offset)
+    for first, last, _, _ in ranges:
+        if first >= offset:
+            break
+        last = min(last, offset - 1)
+        if joined and joined[-1][1] == first - 1:
+            joined[-1] = (joined[-1][0], last)
         else:
-            joined.append((offset, offset))
+            joined.append((first, last))
     return tuple(joined)
+
+
+def _from(ranges: Sequence[Range], offset: int) -> list[Range]:
+    return [(max(one[0], offset), *one[1:]) for one in ranges if one[1] >= offset]

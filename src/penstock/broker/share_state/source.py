@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.groups.share_state.copies import Copy, Scan
+from penstock.groups.share_state.ranges import Range
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import Record, decode_records, iter_batches
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -21,15 +22,13 @@ _NOT_A_REPLICA: Final = -1
 _NO_SESSION: Final = -1
 _END: Final = 1 << 62
 
-Pair = tuple[int, int]
+#: Takes records as they come, and says from which offset on it wants no more, if it does.
+Collect = Callable[[Iterable[Copy]], int | None]
 
 
 class Found(NamedTuple):
-    """`records` by offset. What is wanted before `seen_upto`, and not here, does not exist: before `start_offset`
-    it did.
-    """
+    """What is wanted before `seen_upto`, and did not come, does not exist: before `start_offset` it did."""
 
-    records: dict[int, Record]
     start_offset: int
     seen_upto: int
 
@@ -40,41 +39,26 @@ class _Piece(NamedTuple):
     is_beyond_end: bool = False
 
 
-async def read_records(node: Node, topic: TopicState, index: int, wanted: Sequence[Pair]) -> Found:
-    """`wanted` are first and last offsets, sorted. Reads as far as a piece goes, and at least one of them.
+async def read_records(
+    node: Node, topic: TopicState, index: int, wanted: Sequence[Range], collect: Collect
+) -> Found:
+    """Reads as far as a piece goes, and at least one of those that are `wanted`, which are sorted.
 
-    Raises ApiError: what passes, or UNKNOWN_TOPIC_OR_PARTITION.
+    `collect` is called in a thread. Raises ApiError: what passes, or UNKNOWN_TOPIC_OR_PARTITION.
     """
     offset, last = wanted[0][0], wanted[-1][1]
     piece = await _read(node, topic, index, offset)
     if piece.is_beyond_end:
         # An unclean election has taken away what was delivered.
-        return Found({}, _END, _END)
+        return Found(_END, _END)
     if offset < piece.start_offset:
-        return Found({}, piece.start_offset, min(piece.start_offset, last + 1))
-    max_bytes = node.settings.integer("penstock.decompress.max.bytes")
-    found, seen_upto = await node.in_thread(_pick, piece.data, wanted, max_bytes)
+        return Found(piece.start_offset, min(piece.start_offset, last + 1))
+    scan = Scan(piece.data, wanted, node.settings.integer("penstock.decompress.max.bytes"))
+    stopped_at = await node.in_thread(collect, scan)
+    seen_upto = scan.seen_upto if stopped_at is None else stopped_at
     if seen_upto <= offset:
         raise ApiError(ErrorCode.corrupt_message, f"no whole batch at {offset} of {topic.name}-{index}")
-    return Found(found, piece.start_offset, seen_upto)
-
-
-def _pick(data: BytesLike, wanted: Sequence[Pair], max_bytes: int) -> tuple[dict[int, Record], int]:
-    """Blocking. The records, and the offset behind the last batch that was looked at."""
-    picked: dict[int, Record] = {}
-    place, seen_upto = 0, 0
-    for header, batch in iter_batches(data):
-        seen_upto = header.last_offset + 1
-        while place < len(wanted) and wanted[place][1] < header.base_offset:
-            place += 1
-        if place == len(wanted):
-            break
-        if header.is_control or wanted[place][0] > header.last_offset:
-            continue
-        for record in decode_records(batch, max_bytes):
-            if any(first <= record.offset <= last for first, last in wanted[place:]):
-                picked[record.offset] = record
-    return picked, seen_upto
+    return Found(piece.start_offset, seen_upto)
 
 
 async def _read(node: Node, topic: TopicState, index: int, offset: int) -> _Piece:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.groups.share_state import records
-from penstock.groups.share_state.ranges import Range, merge_into, size, subtract, tidy
+from penstock.groups.share_state.ranges import Range, around, merge_into, size, subtract, tidy
 from penstock.groups.share_state.records import Burials, Plan, Producer, Settled, encode_key
 from penstock.groups.share_state.values import Key
 
@@ -32,10 +32,11 @@ class BurialView(NamedTuple):
 class PartitionBurials:
     """Changed by replay only."""
 
-    __slots__ = ("buried", "lost", "pending", "plan", "producer")
+    __slots__ = ("buried", "lost", "pending", "pending_count", "plan", "producer")
 
     def __init__(self) -> None:
         self.pending: list[Range] = []
+        self.pending_count = 0
         self.plan: Plan | None = None
         self.producer: Producer | None = None
         self.buried = 0
@@ -44,22 +45,20 @@ class PartitionBurials:
     def __repr__(self) -> str:
         return f"<PartitionBurials {self.pending_count} pending, {self.buried} buried, plan {self.plan}>"
 
-    @property
-    def pending_count(self) -> int:
-        return size(self.pending)
-
     def view(self, key: Key, ranges_max: int) -> BurialView:
         """Of the pending ones, the first few; with a plan, all that it may be about."""
         if self.plan is None:
             shown = self.pending[:ranges_max]
         else:
-            first, last = self.plan.resolved[0][0], self.plan.resolved[-1][1]
-            shown = [one for one in self.pending if one[1] >= first and one[0] <= last]
+            low, high = around(self.pending, self.plan.resolved)
+            shown = self.pending[low:high]
         return BurialView(key, tuple(shown), self.pending_count, self.plan, self.producer)
 
     def refuses(self, plan: Plan) -> bool:
         """Whether a plan does not fit what is known: it was made for a state that has changed since."""
-        return self.plan is not None or bool(subtract([(*one, 0, 0) for one in plan.resolved], self.pending))
+        low, high = around(self.pending, plan.resolved)
+        wanted = [(*one, 0, 0) for one in plan.resolved]
+        return self.plan is not None or bool(subtract(wanted, self.pending[low:high]))
 
     # Replay
 
@@ -67,16 +66,25 @@ class PartitionBurials:
         self.buried, self.lost, self.producer = burials.buried, burials.lost, burials.producer
         self.plan = None
         self.pending = []
+        self.pending_count = 0
 
     def add(self, entries: Sequence[Range]) -> None:
-        merge_into(self.pending, tidy(entries))
+        entries = tidy(entries)
+        low, high = around(self.pending, entries)
+        self.pending_count += size(subtract(entries, self.pending[low:high]))
+        merge_into(self.pending, entries)
 
     def begin(self, plan: Plan) -> None:
         self.plan = plan
         self.producer = Producer(plan.producer_id, plan.epoch, following(plan), plan.target)
 
     def settle(self, settled: Settled) -> None:
-        self.pending = subtract(self.pending, settled.resolved)
+        if settled.resolved:
+            # There may be very many others.
+            low, high = around(self.pending, settled.resolved)
+            left = subtract(self.pending[low:high], settled.resolved)
+            self.pending_count -= size(self.pending[low:high]) - size(left)
+            self.pending[low:high] = left
         if self.plan is not None and settled.resolved:
             self.buried += size(self.plan.offsets)
         self.lost += settled.lost

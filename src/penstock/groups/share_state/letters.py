@@ -1,14 +1,18 @@
 """What a dead letter looks like: the record as it was, and headers that say where it is from and why it is here.
 
-The headers that KIP-1191 names are `__dlq.errors.*`; ours begin with `penstock.dlq.`. All values are text.
+The headers that KIP-1191 names are `__dlq.errors.*`; ours begin with `penstock.dlq.`. All values are text. Key, value
+and own headers of a record are copied as the bytes that they are: nobody looks into them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
 from typing import Final
 
+from penstock.groups.share_state.copies import Copy
 from penstock.groups.share_state.ranges import Range
 from penstock.groups.share_state.values import BURIED_LIMIT, BURIED_LOCK_EXPIRED, BURIED_REJECTED, Key
-from penstock.protocol.records import Record
+from penstock.protocol import varint
+from penstock.protocol.records import BatchHeader, pack_batch
 
 TOPIC: Final = "__dlq.errors.topic"
 PARTITION: Final = "__dlq.errors.partition"
@@ -26,46 +30,139 @@ _REASONS: Final = {
     BURIED_REJECTED: ("rejected", "rejected by a consumer"),
     BURIED_LOCK_EXPIRED: ("lock expired", "delivered as often as the group allows, the last time unanswered"),
 }
+#: Ours, with the one that differs between those with a record and those without.
+_HEADERS: Final = 8
+#: No attributes, and no time after the batch's.
+_RECORD_HEAD: Final = b"\x00\x00"
+_NULL: Final = b"\x01"
+
+#: Lengths and counts come again and again.
+_varint = lru_cache(maxsize=1 << 14)(varint.encode_varint)
 
 
-def dead_letter(
-    key: Key,
-    topic: str,
-    offset: int,
-    fate: tuple[int, int],
-    record: Record | None,
-    *,
-    now_ms: int,
-    copies_record: bool = True,
-    without: str = "",
-) -> Record:
-    """`fate` is the reason, as it was written, and the delivery count. Without a record, `without` says why."""
-    reason, explanation = _REASONS[fate[0]]
-    headers: tuple[tuple[str, bytes | None], ...] = (
-        (TOPIC, topic.encode()),
-        (PARTITION, b"%d" % key.partition),
-        (OFFSET, b"%d" % offset),
-        (GROUP, key.group.encode()),
-        (DELIVERY_COUNT, b"%d" % fate[1]),
-        (MESSAGE, explanation.encode()),
-        (REASON, reason.encode()),
-    )
-    if record is None:
-        return Record(offset, now_ms, None, None, (*headers, (WITHOUT_RECORD, without.encode())))
-    headers += ((TIMESTAMP, b"%d" % record.timestamp),)
-    if not copies_record:
-        return Record(offset, now_ms, None, None, headers)
-    return Record(offset, now_ms, record.key, record.value, (*record.headers, *headers))
+def _sized(value: bytes) -> bytes:
+    return _varint(len(value)) + value
+
+
+@cache
+def _header_key(name: str) -> bytes:
+    return _sized(name.encode())
+
+
+def _header(name: str, value: str) -> bytes:
+    return _header_key(name) + _sized(value.encode())
+
+
+class Letters:
+    """The dead letters of one plan, encoded as they come, in the order of their offsets."""
+
+    def __init__(self, key: Key, topic: str, *, now_ms: int, copies_record: bool, bytes_max: int) -> None:
+        self._now_ms = now_ms
+        self._copies_record = copies_record
+        self._bytes_max = bytes_max
+        self._group = key.group
+        self._before_offset = (
+            _header(TOPIC, topic) + _header(PARTITION, str(key.partition)) + _header_key(OFFSET)
+        )
+        self._fates: dict[tuple[int, int], bytes] = {}
+        self._parts: list[bytes] = []
+        self._size = 0
+        self.count = 0
+        #: The offsets that they are from, as ranges.
+        self.offsets: list[tuple[int, int]] = []
+
+    def fill(self, copies: Iterable[Copy]) -> int | None:
+        """As many as there is room for, and one at least; the offset of the first that was left out, if any."""
+        for copy in copies:
+            if self._size >= self._bytes_max:
+                return copy.offset
+            self.add(copy)
+        return None
+
+    def add(self, copy: Copy) -> None:
+        time = b"%d" % copy.timestamp_ms
+        headers = (self._upto_reason(copy.offset, copy.fate), _header_key(TIMESTAMP), _sized(time))
+        if self._copies_record:
+            self._put(
+                copy.offset,
+                copy.key_and_value,
+                _varint(copy.headers_count + _HEADERS),
+                copy.headers,
+                *headers,
+            )
+        else:
+            self._put(copy.offset, _NULL + _NULL, _varint(_HEADERS), *headers)
+
+    def add_without(self, offset: int, fate: tuple[int, int], why: str, name: bytes | None = None) -> None:
+        """Of a record that cannot be brought along; `name` is a key for those topics that need one."""
+        key_and_value = (_NULL if name is None else _sized(name)) + _NULL
+        self._put(
+            offset,
+            key_and_value,
+            _varint(_HEADERS),
+            self._upto_reason(offset, fate),
+            _header(WITHOUT_RECORD, why),
+        )
+
+    def _upto_reason(self, offset: int, fate: tuple[int, int]) -> bytes:
+        told = self._fates.get(fate)
+        if told is None:
+            reason, explanation = _REASONS[fate[0]]
+            told = self._fates[fate] = (
+                _header(GROUP, self._group)
+                + _header(DELIVERY_COUNT, str(fate[1]))
+                + _header(MESSAGE, explanation)
+                + _header(REASON, reason)
+            )
+        return self._before_offset + _sized(b"%d" % offset) + told
+
+    def _put(self, offset: int, *parts: bytes) -> None:
+        body = b"".join((_RECORD_HEAD, _varint(self.count), *parts))
+        self._parts += (_varint(len(body)), body)
+        self._size += len(body)
+        self.count += 1
+        if self.offsets and self.offsets[-1][1] == offset - 1:
+            self.offsets[-1] = (self.offsets[-1][0], offset)
+        else:
+            self.offsets.append((offset, offset))
+
+    def batch(self, *, producer_id: int, epoch: int, sequence: int) -> bytearray:
+        header = BatchHeader(
+            base_offset=0,
+            length=0,
+            leader_epoch=-1,
+            magic=2,
+            crc=0,
+            attributes=0,
+            last_offset_delta=self.count - 1,
+            base_timestamp=self._now_ms,
+            max_timestamp=self._now_ms,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            record_count=self.count,
+        )
+        return pack_batch(header, b"".join(self._parts))
+
+
+def fated(pending: Sequence[Range], offsets: Iterable[tuple[int, int]]) -> list[Range]:
+    """These offsets with what is known of them. Both are sorted, and all of them are pending."""
+    out: list[Range] = []
+    place = 0
+    for first, last in offsets:
+        while first <= last:
+            while pending[place][1] < first:
+                place += 1
+            _, end, reason, count = pending[place]
+            out.append((first, min(last, end), reason, count))
+            first = min(last, end) + 1
+    return out
 
 
 def fates(
     pending: Sequence[Range], offsets: Iterable[tuple[int, int]]
-) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Each of these offsets with its reason and delivery count. Both are sorted, and all of them are pending."""
-    place = 0
-    for first, last in offsets:
+) -> Iterable[tuple[int, tuple[int, int]]]:
+    """Each of these offsets with its reason and delivery count."""
+    for first, last, reason, count in fated(pending, offsets):
         for offset in range(first, last + 1):
-            while pending[place][1] < offset:
-                place += 1
-            _, _, reason, count = pending[place]
             yield offset, (reason, count)

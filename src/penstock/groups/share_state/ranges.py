@@ -131,6 +131,14 @@ def subtract(ranges: Iterable[Range], taken: Sequence[tuple[int, ...]]) -> list[
     return out
 
 
+def around(ranges: Sequence[Range], others: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+    """Places of those ranges that may reach into others; all of them are sorted."""
+    if not others:
+        return 0, 0
+    low = max(bisect_left(ranges, (others[0][0],)) - 1, 0)
+    return low, bisect_left(ranges, (others[-1][1] + 1,))
+
+
 def size(ranges: Iterable[tuple[int, ...]]) -> int:
     """How many offsets they hold."""
     return sum(one[1] - one[0] + 1 for one in ranges)

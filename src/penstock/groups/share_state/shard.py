@@ -41,7 +41,7 @@ _STATES: Final = frozenset({AVAILABLE, ACKNOWLEDGED, ARCHIVED, *BURIED})
 _COUNT_MAX: Final = (1 << 15) - 1
 _KIND_BYTES: Final = 2
 #: How many ranges of pending dead letters are handed out at a time.
-_VIEW_RANGES_MAX: Final = 1_000
+_VIEW_RANGES_MAX: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,7 +140,7 @@ class CrashPoints:
                 super().__init__(node, WatchedShard(active), key, letters)  # type: ignore[arg-type]
 
         monkeypatch.setattr(dead_letters_module, "Burial", WatchedBurial)
-        for name in ("append_once", "read_records", "dead_letter_topic"):
+        for name in ("append_batch_once", "read_records", "dead_letter_topic"):
             monkeypatch.setattr(burial_module, name, self.around(name, getattr(burial_module, name)))
 
     async def reached_or(self, done: asyncio.Future[Any]) -> None:

@@ -126,7 +126,7 @@ async def test_a_kill_at_any_step_loses_and_doubles_nothing(
         points = await bury_with_a_crash(folder, monkeypatch, chosen)
         if not points.is_reached:
             break
-    assert points.passed.count("after append_once") == 2, "the last round went through all steps"
+    assert points.passed.count("after append_batch_once") == 2, "the last round went through all steps"
     assert chosen == len(points.passed) >= 18
 
 
