@@ -7,6 +7,7 @@ from penstock.groups.classic import ClassicGroup
 from penstock.groups.join import join
 from penstock.groups.messages import (
     NO_MEMBER_ID,
+    CommitRequest,
     DescribedGroup,
     DescribedMember,
     HeartbeatRequest,
@@ -21,6 +22,7 @@ from penstock.groups.records import CommittedOffset, GroupRecord, KeyValue, enco
 from penstock.groups.states import State
 from penstock.groups.sync import sync
 from penstock.groups.timers import Timers
+from penstock.groups.topics import Topics
 from penstock.groups.work import Step, Timer, Token
 from penstock.protocol.errors import ErrorCode
 
@@ -91,8 +93,9 @@ class Classic(ClassicGroup):
     # Offsets
 
     def check_commit(
-        self, member_id: str, instance_id: str | None, epoch: int, *, is_transactional: bool = False
+        self, request: CommitRequest, topics: Topics, *, is_transactional: bool = False
     ) -> ErrorCode:
+        member_id, instance_id, epoch = request.member_id, request.instance_id, request.generation
         if epoch < 0 and self.is_empty:
             return ErrorCode.none
         if epoch < 0 and member_id == NO_MEMBER_ID and instance_id is None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import ClassVar, Protocol
 
 from penstock.groups.messages import (
+    CommitRequest,
     DescribedGroup,
     HeartbeatRequest,
     JoinRequest,
@@ -13,6 +14,7 @@ from penstock.groups.messages import (
 )
 from penstock.groups.records import CommittedOffset, KeyValue
 from penstock.groups.timers import Timers
+from penstock.groups.topics import Topics
 from penstock.groups.work import Step, Timer, Token
 from penstock.protocol.errors import ErrorCode
 
@@ -62,9 +64,9 @@ class Group(Protocol):
     # Offsets
 
     def check_commit(
-        self, member_id: str, instance_id: str | None, epoch: int, *, is_transactional: bool = False
+        self, request: CommitRequest, topics: Topics, *, is_transactional: bool = False
     ) -> ErrorCode:
-        """`epoch` is a classic member's generation, or the member's epoch."""
+        """Its generation is a classic member's, or the member's epoch. One offset too many spoils all."""
 
     def needs_member_epoch(self, member_id: str) -> bool:
         """Whether this member may commit only with a request that knows of member epochs."""

@@ -11,6 +11,7 @@ from penstock.groups.messages import (
     PartitionsReply,
 )
 from penstock.groups.records import CommittedOffset, OffsetRecord, can_store
+from penstock.groups.topics import Topics
 from penstock.groups.transactional_offsets import Place, StagedOffsets
 from penstock.groups.work import Step
 from penstock.protocol.errors import ErrorCode
@@ -99,17 +100,17 @@ class OffsetStore:
             self._groups.pop(group_id, None)
 
 
-def check_commit(group: Group | None, request: CommitRequest) -> ErrorCode:
+def check_commit(group: Group | None, request: CommitRequest, topics: Topics) -> ErrorCode:
     if group is None:
         # Who uses no membership (generation -1) may commit to a group that nobody has made.
         return ErrorCode.none if request.generation < 0 else request.error_if_no_group
     if not request.knows_member_epochs and group.needs_member_epoch(request.member_id):
         return ErrorCode.unsupported_version
-    return group.check_commit(request.member_id, request.instance_id, request.generation)
+    return group.check_commit(request, topics)
 
 
 def commit(group: Group | None, request: CommitRequest, step: Step) -> PartitionsReply:
-    error = check_commit(group, request)
+    error = check_commit(group, request, step.topics)
     if error is not ErrorCode.none:
         return PartitionsReply(error=error)
     if group is not None:
@@ -122,9 +123,7 @@ def stage(group: Group | None, request: CommitRequest, step: Step) -> Partitions
     if group is None:
         error = ErrorCode.none if request.generation < 0 else ErrorCode.illegal_generation
     else:
-        error = group.check_commit(
-            request.member_id, request.instance_id, request.generation, is_transactional=True
-        )
+        error = group.check_commit(request, step.topics, is_transactional=True)
     if error is ErrorCode.stale_member_epoch:
         # Producers know of generations only.
         error = ErrorCode.illegal_generation

@@ -84,6 +84,8 @@ class World:
         self.now_ms = 0
         self.clients: list[Client] = []
         self.waiting: dict[object, Callable[[Any], None]] = {}
+        #: Whose a partition is in a consumer group, and at which epoch it became so.
+        self.since: dict[Place, tuple[str, int]] = {}
         self._ids = 0
         self.apply(self.shard.loaded(0))
 
@@ -160,6 +162,7 @@ class World:
                 other = owners.setdefault(place, client)
                 assert other is client, f"{place} is held by {other} and by {client}"
         group = self.group
+        self.since = self._owned_since()
         if isinstance(group, ConsumerGroup):
             check_consistent(group)
             for place, client in owners.items():
@@ -168,6 +171,26 @@ class World:
                     client,
                     group,
                 )
+
+
+    def _owned_since(self) -> dict[Place, tuple[str, int]]:
+        """Whoever was away begins anew when it comes back."""
+        found = {}
+        for member in self.group.members.values() if isinstance(self.group, ConsumerGroup) else ():
+            epoch = member.current.epoch
+            for place in member.current.owned():
+                owner, since = self.since.get(place, ("", 0))
+                is_new = owner != member.member_id or since <= 0 or epoch <= 0
+                found[place] = (member.member_id, epoch if is_new else since)
+        return found
+
+    def may_commit(self, client: Client, place: Place) -> bool:
+        assert isinstance(self.group, ConsumerGroup)
+        known = self.group.members[client.member_id].current.epoch
+        owner, since = self.since.get(place, ("", 0))
+        return client.epoch == known or (
+            0 < client.epoch < known and owner == client.member_id and since <= client.epoch
+        )
 
 
 def check_consistent(group: ConsumerGroup) -> None:

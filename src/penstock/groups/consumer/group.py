@@ -7,19 +7,22 @@ from penstock.groups.consumer.departure import fence
 from penstock.groups.consumer.draft import JOIN, REBALANCE, SESSION, SYNC, cancel_timers, expect_heartbeat
 from penstock.groups.consumer.messages import DescribedConsumer, DescribedConsumerGroup
 from penstock.groups.consumer.state import GroupState
-from penstock.groups.consumer.values import AWAY, NOTHING, Member, Phase
+from penstock.groups.consumer.values import AWAY, JOINING, NOTHING, Member, Phase
 from penstock.groups.messages import (
+    CommitRequest,
     DescribedGroup,
     HeartbeatRequest,
     JoinRequest,
     LeaveRequest,
     LeaveResults,
+    OffsetToCommit,
     SyncRequest,
 )
 from penstock.groups.records import CommittedOffset
 from penstock.groups.shard import GroupShard
 from penstock.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from penstock.groups.timers import Timers
+from penstock.groups.topics import Topics
 from penstock.groups.work import Step, Timer, Token
 from penstock.protocol.errors import ErrorCode
 
@@ -117,14 +120,23 @@ class ConsumerGroup(GroupState):
     # Offsets
 
     def check_commit(
-        self, member_id: str, instance_id: str | None, epoch: int, *, is_transactional: bool = False
+        self, request: CommitRequest, topics: Topics, *, is_transactional: bool = False
     ) -> ErrorCode:
-        """A member that was fenced is no longer in the group, and one that missed an epoch has to hear of it first."""
+        """A member that was fenced is no longer in the group.
+
+        One that has not heard of its last epochs yet may commit what it has had without a break since it last heard:
+        nobody else can have moved that offset meanwhile.
+        """
+        member_id, epoch = request.member_id, request.generation
         if epoch < 0 and self.is_empty:
             return ErrorCode.none
-        if is_transactional and epoch < 0 and not member_id and instance_id is None:
+        if is_transactional and epoch < 0 and not member_id and request.instance_id is None:
             # Older transactional producers do not say for which member they commit.
             return ErrorCode.none
+        member = self.members.get(member_id)
+        if member is not None and JOINING < epoch < member.current.epoch:
+            has_had = all(_has_had(member, each, epoch, topics) for each in request.offsets)
+            return ErrorCode.none if has_had else _wrong_epoch(member)
         return self._check_epoch(member_id, epoch)
 
     def needs_member_epoch(self, member_id: str) -> bool:
@@ -142,7 +154,7 @@ class ConsumerGroup(GroupState):
             return ErrorCode.unknown_member_id
         if epoch == member.current.epoch and epoch != AWAY:
             return ErrorCode.none
-        return ErrorCode.illegal_generation if member.is_classic else ErrorCode.stale_member_epoch
+        return _wrong_epoch(member)
 
     def check_offset_deletion(self) -> ErrorCode:
         return ErrorCode.none
@@ -174,6 +186,17 @@ class ConsumerGroup(GroupState):
     def dropped(self, timers: Timers[Timer]) -> None:
         for member_id in self.members:
             cancel_timers(timers, self.group_id, member_id)
+
+
+def _wrong_epoch(member: Member) -> ErrorCode:
+    return ErrorCode.illegal_generation if member.is_classic else ErrorCode.stale_member_epoch
+
+
+def _has_had(member: Member, offset: OffsetToCommit, epoch: int, topics: Topics) -> bool:
+    """Whether the partition is the member's, and was already at this epoch."""
+    topic = topics.get(offset.topic)
+    since = {} if topic is None else member.current.since.get(topic.id, {})
+    return since.get(offset.partition, epoch + 1) <= epoch
 
 
 def described(shard: GroupShard, group_id: str) -> DescribedConsumerGroup | None:

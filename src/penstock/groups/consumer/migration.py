@@ -13,7 +13,7 @@ from penstock.groups.consumer.draft import Draft, cancel_timers, expect_heartbea
 from penstock.groups.consumer.embedded import Malformed, parse_assignment, parse_subscription
 from penstock.groups.consumer.records import Kind
 from penstock.groups.consumer.state import GroupState
-from penstock.groups.consumer.values import Current, GroupEpoch, Member, Subscription, assignment
+from penstock.groups.consumer.values import Current, GroupEpoch, Member, Phase, Subscription, assignment
 from penstock.groups.member import Member as ClassicMember
 from penstock.groups.rebalance import answer_waiting, prepare
 from penstock.groups.records import GroupRecord, StoredGroup, StoredMember
@@ -82,7 +82,7 @@ def _members(group: Classic, topics: Topics) -> list[Member]:
         # An assignor of the members' own may have given a partition to two of them.
         held = [place for place in places(has, topics) if place not in taken]
         taken.update(held)
-        current = Current(group.generation, group.generation, assigned=assignment(held))
+        current = Current(group.generation).moved(group.generation, Phase.STABLE, assignment(held))
         members.append(Member(member.member_id, subscription, current))
     return members
 

@@ -5,6 +5,7 @@ from enum import IntEnum
 from functools import cache
 from io import BytesIO
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 from kio.serial import entity_reader, entity_writer
 
@@ -13,6 +14,7 @@ from penstock.groups.consumer.values import (
     Assignment,
     ClassicPart,
     Current,
+    Epochs,
     GroupEpoch,
     Phase,
     Resolved,
@@ -151,8 +153,19 @@ def _current_entity(value: Current) -> Any:
         member_epoch=value.epoch,
         previous_member_epoch=value.previous_epoch,
         state=value.phase,
-        assigned_partitions=partition_parts(value.assigned),
-        partitions_pending_revocation=partition_parts(value.revoking),
+        assigned_partitions=_held_parts(value.assigned, value.since),
+        partitions_pending_revocation=_held_parts(value.revoking, value.since),
+    )
+
+
+def _held_parts(value: Assignment, since: Epochs) -> tuple[Any, ...]:
+    return tuple(
+        schemas.HeldPartitionsPart(
+            topic_id=topic_id,
+            partitions=(numbers := tuple(sorted(partitions))),
+            assignment_epochs=tuple(since[topic_id][number] for number in numbers),
+        )
+        for topic_id, partitions in value.items()
     )
 
 
@@ -190,6 +203,17 @@ def assignment_of(parts: tuple[Any, ...]) -> Assignment:
     return {part.topic_id: frozenset(part.partitions) for part in parts}
 
 
+def _since(entity: Any) -> Epochs:
+    """Before Kafka 4.3 nobody noted it: since the member's epoch at the latest."""
+    found: dict[UUID, dict[int, int]] = {}
+    for part in (*entity.assigned_partitions, *entity.partitions_pending_revocation):
+        epochs = part.assignment_epochs
+        if epochs is None:
+            epochs = (entity.member_epoch,) * len(part.partitions)
+        found.setdefault(part.topic_id, {}).update(zip(part.partitions, epochs, strict=True))
+    return found
+
+
 def _current(entity: Any) -> Current:
     return Current(
         epoch=entity.member_epoch,
@@ -197,6 +221,7 @@ def _current(entity: Any) -> Current:
         phase=Phase(entity.state),
         assigned=assignment_of(entity.assigned_partitions),
         revoking=assignment_of(entity.partitions_pending_revocation),
+        since=_since(entity),
     )
 
 

@@ -109,12 +109,20 @@ class TargetValue(Value):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPartitionsPart(Part):
+    topic_id: uuid.UUID | None = wire("uuid")
+    partitions: tuple[i32, ...] = wire("int32")
+    #: One for each of them. Kafka began to write them with 4.3.
+    assignment_epochs: tuple[i32, ...] | None = wire("int32", tag=0, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentValue(Value):
     member_epoch: i32 = wire("int32")
     previous_member_epoch: i32 = wire("int32")
     state: i8 = wire("int8")
-    assigned_partitions: tuple[TopicPartitionsPart, ...]
-    partitions_pending_revocation: tuple[TopicPartitionsPart, ...]
+    assigned_partitions: tuple[HeldPartitionsPart, ...]
+    partitions_pending_revocation: tuple[HeldPartitionsPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,9 @@ from penstock.groups.messages import Protocols
 #: Partitions by topic. Values, never changed in place; a topic without partitions is left out.
 Assignment = Mapping[UUID, frozenset[int]]
 NOTHING: Final[Assignment] = {}
+#: For partitions by topic, an epoch each.
+Epochs = Mapping[UUID, Mapping[int, int]]
+NO_EPOCHS: Final[Epochs] = {}
 
 #: What a member says when it joins, leaves, or goes for a while and keeps its place.
 JOINING: Final = 0
@@ -58,11 +61,23 @@ class Current(NamedTuple):
     assigned: Assignment = NOTHING
     #: Told to be given up, and still the member's until it says that it has.
     revoking: Assignment = NOTHING
+    #: Since which epoch the member has had each of them without a break.
+    since: Epochs = NO_EPOCHS
 
     def moved(
         self, epoch: int, phase: Phase, assigned: Assignment, revoking: Assignment = NOTHING
     ) -> "Current":
-        return Current(epoch, self.epoch, phase, assigned, revoking)
+        """What it did not have before, or was away from, it has since this epoch."""
+        known = self.since if self.epoch > JOINING else NO_EPOCHS
+        since = {
+            topic_id: {
+                number: known.get(topic_id, {}).get(number, epoch)
+                for part in (assigned, revoking)
+                for number in part.get(topic_id, ())
+            }
+            for topic_id in {**assigned, **revoking}
+        }
+        return Current(epoch, self.epoch, phase, assigned, revoking, since)
 
     def is_settled(self, target_epoch: int) -> bool:
         return self.phase is Phase.STABLE and self.epoch == target_epoch

@@ -4,6 +4,7 @@ from typing import ClassVar, Final
 
 from penstock.groups.consumer.subscriptions import metadata_hash
 from penstock.groups.messages import (
+    CommitRequest,
     DescribedGroup,
     HeartbeatRequest,
     JoinReply,
@@ -20,6 +21,7 @@ from penstock.groups.share.messages import DescribedShareGroup, DescribedShareMe
 from penstock.groups.share.state import GroupState
 from penstock.groups.share.values import Member
 from penstock.groups.timers import Timers
+from penstock.groups.topics import Topics
 from penstock.groups.work import Step, Timer, Token
 from penstock.protocol.errors import ApiError, ErrorCode
 
@@ -101,7 +103,7 @@ class ShareGroup(GroupState):
     # Offsets, of which it has none
 
     def check_commit(
-        self, member_id: str, instance_id: str | None, epoch: int, *, is_transactional: bool = False
+        self, request: CommitRequest, topics: Topics, *, is_transactional: bool = False
     ) -> ErrorCode:
         return ErrorCode.group_id_not_found
 

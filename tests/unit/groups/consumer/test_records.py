@@ -54,9 +54,14 @@ ID = "000000000000000000000000000000ff"
             f"0000 02 {ID} 03 00000000 00000002 00 00",
         ),
         (
-            Record(Kind.CURRENT, "g", "m", Current(4, 3, Phase.UNREVOKED, {}, {TOPIC: frozenset({1})})),
+            Record(
+                Kind.CURRENT,
+                "g",
+                "m",
+                Current(4, 3, Phase.UNREVOKED, {}, {TOPIC: frozenset({1})}, {TOPIC: {1: 2}}),
+            ),
             "0008 0001 67 0001 6d",
-            f"0000 00000004 00000003 01 01 02 {ID} 02 00000001 00 00",
+            f"0000 00000004 00000003 01 01 02 {ID} 02 00000001 01 00 05 02 00000002 00",
         ),
         (
             Record(Kind.REGEX, "g", "a.*", Resolved(frozenset({"ab"}), 2, 9)),
@@ -80,8 +85,17 @@ def test_bytes_are_those_that_kafka_writes(record: Record, key: str, value: str 
 def test_assignments_round_trip(
     assigned: dict[UUID, frozenset[int]], revoking: dict[UUID, frozenset[int]], phase: Phase
 ) -> None:
-    record = Record(Kind.CURRENT, "g", "m", Current(2, 1, phase, assigned, revoking))
+    # What it had before it has had for longer.
+    current = Current(1).moved(1, Phase.STABLE, assigned).moved(2, phase, assigned, revoking)
+    record = Record(Kind.CURRENT, "g", "m", current)
     assert decode(*encode(record)) == record
+
+
+def test_a_record_without_epochs_counts_from_the_epoch_of_its_member() -> None:
+    """As Kafka wrote them before 4.3."""
+    value = bytes.fromhex(f"0000 00000004 00000003 00 02 {ID} 02 00000001 00 01 00")
+    record = decode(bytes.fromhex("0008 0001 67 0001 6d"), value)
+    assert record.value.since == {TOPIC: {1: 4}}
 
 
 def test_a_value_of_an_unknown_version_is_not_guessed_at() -> None:
