@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from tests.brokers import BrokerProcess, RunningBroker, external_bootstrap
+
+#: How long an example takes says more about the machine than about the code.
+settings.register_profile("penstock", deadline=None)
+settings.load_profile("penstock")
 
 
 @pytest.fixture(scope="session")
