@@ -8,6 +8,7 @@ a second: there the broker's own part shows. A crash counts from the moment that
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -152,10 +153,13 @@ def _join(group: _Group, count: int) -> float:
 def _more_partitions(broker: Subject, group: _Consumers, topic: Topic) -> float:
     is_settled = group.is_settled()
     group.partitions = _MORE_PARTITIONS
-    with broker.connect() as admin:
+    # Beside them, as members go on meanwhile.
+    with broker.connect() as admin, ThreadPoolExecutor(1) as thread:
         began_s = time.monotonic()
-        create_partitions(admin, topic.name, _MORE_PARTITIONS)
-    return group.troop.run_until(is_settled, _TIMEOUT_S, "new partitions") - began_s
+        created = thread.submit(create_partitions, admin, topic.name, _MORE_PARTITIONS)
+        settled_s = group.troop.run_until(is_settled, _TIMEOUT_S, "new partitions")
+        created.result()
+    return settled_s - began_s
 
 
 def _leave(group: _Group, member: Any) -> float:
