@@ -50,7 +50,7 @@ class NodeProcess(BrokerProcess):
         self.node_id = node_id
         self.journal = folder / "journal"
         self.is_frozen = False
-        self._listeners = {name: _free_address(f"127.0.0.{100 + node_id}") for name in (CLIENTS, NODES)}
+        self._listeners = {name: free_address(f"127.0.0.{100 + node_id}") for name in (CLIENTS, NODES)}
         self.host = f"127.0.0.{10 + node_id}" if doors else f"127.0.0.{100 + node_id}"
         self._advertised = {
             name: (self.host, doors.open(node_id, self.host, address) if doors else address[1])
@@ -160,7 +160,7 @@ class ClusterProcesses:
             node.kill()
 
 
-def _free_address(host: str) -> tuple[str, int]:
+def free_address(host: str) -> tuple[str, int]:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return host, int(probe.getsockname()[1])

@@ -19,6 +19,9 @@ CAMPAIGNS = {
     NODES: __name__,
     "copier": "tests.chaos.copier.command",
     "rebalance": "tests.chaos.rebalance.command",
+    "schedule": "tests.chaos.schedule.command",
+    "share": "tests.chaos.share.command",
+    "once": "tests.chaos.once.command",
 }
 
 

@@ -1,0 +1,257 @@
+"""Share groups while workers and nodes are killed: nothing is lost before its limit, and poison is buried once."""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import Message, Producer
+from confluent_kafka.admin import AdminClient
+from tests.chaos.children import ChildProcess
+from tests.chaos.metrics import total
+from tests.chaos.newcomers import read_whole
+from tests.chaos.share.journals import Journals, Place
+from tests.chaos.share.judge import ANOMALIES, Letter, Source, judge
+from tests.chaos.share.worker import GROUP, LIMIT, LOCK_S, PARTITIONS, TOPIC, Job
+from tests.chaos.sharing import NODE_SETTINGS, STATE_SHARDS, STATE_TOPIC, lags
+from tests.chaos.siege import RECOVERY_S, Outcome, Siege
+from tests.chaos.view import OF_GROUP
+from tests.chaos.workload import CLIENT, create_topics
+from tests.compat.share import configure
+from tests.waiting import eventually
+
+BROKER, WORKER = "broker kill", "worker kill"
+DEAD_LETTERS = f"{TOPIC}.dlq"
+DRAIN_S = 180.0
+GROUP_SETTINGS = {
+    "penstock_share_backoff": "fixed",
+    "penstock_share_backoff_ms": "50",
+    "share_auto_offset_reset": "earliest",
+    "share_delivery_count_limit": str(LIMIT),
+    "share_record_lock_duration_ms": str(int(LOCK_S * 1000)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    messages: int = 30_000
+    broker_kills: int = 25
+    worker_kills: int = 25
+    workers: int = 4
+    batch: int = 40
+    seed: int = 0
+    nodes: int = 3
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class Campaign:
+    def __init__(self, folder: Path, plan: Plan, say: Callable[[str], None] = lambda words: None) -> None:
+        self._plan = plan
+        settings = {**NODE_SETTINGS, **plan.settings}
+        self._siege = Siege(
+            folder, nodes=plan.nodes, settings=settings, seed=plan.seed, kinds=ANOMALIES, say=say
+        )
+        self._journals = Journals([folder / f"worker-{n}.jsonl" for n in range(plan.workers)])
+        self._workers = [self._worker(folder, n) for n in range(plan.workers)]
+        self._crashes = 0
+        self._sent = 0
+        self._source: dict[Place, Source] = {}
+        self._letters: list[Letter] = []
+
+    def _worker(self, folder: Path, number: int) -> ChildProcess:
+        job = Job(
+            servers=self._siege.cluster.bootstrap_servers,
+            journal=str(folder / f"worker-{number}.jsonl"),
+            seed=self._plan.seed + number,
+            batch=self._plan.batch,
+        )
+        return ChildProcess("tests.chaos.share.worker", [job.as_text()], folder / f"worker-{number}.log")
+
+    def run(self) -> Outcome:
+        siege, cluster = self._siege, self._siege.cluster
+        try:
+            with siege.noted():
+                cluster.start()
+                create_topics(cluster.direct_servers, self._plan.nodes, {TOPIC: PARTITIONS})
+                admin = AdminClient({**CLIENT, "bootstrap.servers": cluster.direct_servers})
+                configure(admin, GROUP, **GROUP_SETTINGS)
+                with self._working():
+                    self._fire_all()
+                    self._await_end()
+            with siege.noted():
+                self._read_all()
+                siege.stop_nodes()
+        finally:
+            cluster.kill()
+        self._journals.read()
+        judge(self._source, self._journals.deliveries, self._letters, siege.findings)
+        self._add_figures(siege.outcome.figures)
+        return siege.finish()
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        for worker in self._workers:
+            worker.launch()
+        try:
+            yield
+        finally:
+            for worker in self._workers:
+                worker.kill()
+
+    def _fire_all(self) -> None:
+        producer = Producer(
+            {
+                **CLIENT,
+                "bootstrap.servers": self._siege.cluster.bootstrap_servers,
+                "enable.idempotence": True,
+                "linger.ms": 2,
+                "request.timeout.ms": 2000,
+            }
+        )
+        kinds = [BROKER] * self._plan.broker_kills + [WORKER] * self._plan.worker_kills
+        self._siege.chance.shuffle(kinds)
+        portion = self._plan.messages // (len(kinds) + 1)
+        self._send(producer, self._plan.messages - portion * len(kinds))
+        self._await_work("start", portion // 2)
+        for kind in kinds:
+            self._send(producer, portion // 2)
+            time.sleep(self._siege.chance.uniform(0, 0.3))
+            self._strike(kind, portion // 4, lambda: self._send(producer, portion - portion // 2))
+
+    def _send(self, producer: Producer, count: int) -> None:
+        """What goes in is not what is tested here: it waits for its acknowledgement."""
+        for number in range(self._sent, self._sent + count):
+            headers: list[tuple[str, str | bytes | None]] = [("trace", b"%d" % number)]
+            place = {"partition": number % PARTITIONS, "headers": headers}
+            producer.produce(TOPIC, b"%d" % number, b"key %d" % number, **place)
+            producer.poll(0)
+        assert producer.flush(RECOVERY_S) == 0, "messages were not taken in"
+        self._sent += count
+
+    def _strike(self, kind: str, work: int, more: Callable[[], None]) -> None:
+        """There is `more` to do while the victim is dead, and more than `work` of it must be done."""
+        began, before = time.monotonic(), self._stored()
+        if kind == BROKER:
+            self._siege.kill_one_of(BROKER, self._victims(), more)
+        else:
+            number = self._siege.chance.randrange(len(self._workers))
+            self._siege.say(f"kill of worker {number}")
+            self._workers[number].kill()
+            more()
+            self._workers[number].launch()
+            self._siege.outcome.fired[WORKER] += 1
+        self._await_work(kind, before + work)
+        self._siege.outcome.recovery_s[kind].append(time.monotonic() - began)
+        if self._siege.chance.random() < 0.7:
+            self._siege.await_whole()
+        self._siege.outcome.work_between.append(self._stored() - before)
+
+    def _victims(self) -> dict[str, tuple[int, Callable[[], int]]]:
+        observer, chance = self._siege.observer, self._siege.chance
+        return {
+            "leader of the topic": (30, lambda: observer.leader_of(TOPIC, chance.randrange(PARTITIONS))),
+            "share coordinator": (
+                35,
+                lambda: observer.leader_of(STATE_TOPIC, chance.randrange(STATE_SHARDS)),
+            ),
+            "leader of dead letters": (
+                15,
+                lambda: observer.leader_of(DEAD_LETTERS, chance.randrange(PARTITIONS)),
+            ),
+            "group coordinator": (10, lambda: observer.coordinator(OF_GROUP, GROUP)),
+            "controller": (10, observer.controller),
+        }
+
+    def _stored(self) -> int:
+        """Outcomes of which workers know that they are stored."""
+        self._journals.read()
+        return self._journals.stored
+
+    def _await_work(self, kind: str, stored: int) -> None:
+        def is_done() -> bool:
+            self._look_after()
+            return self._stored() >= stored
+
+        try:
+            eventually(is_done, within_s=RECOVERY_S, what=f"{stored} outcomes after {kind}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self._state()}") from None
+
+    def _look_after(self) -> None:
+        """Workers crash by their own hand, which is what they are for."""
+        self._siege.look_after_nodes()
+        for worker in self._workers:
+            if worker.exit_code is not None:
+                self._crashes += 1
+                worker.kill()
+                worker.launch()
+
+    def _state(self) -> str:
+        for worker in self._workers:
+            if worker.is_running:
+                worker.show_stack()
+        lag = lags(self._siege.observer, GROUP)
+        wrong = self._siege.observer.what_is_wrong()
+        return f"stored {self._stored()}, sent {self._sent}, lags {lag}, wrong: {wrong}"
+
+    def _await_end(self) -> None:
+        """Every record has come to its end, and those that are to be buried are."""
+        pages = self._siege.pages
+
+        def is_over() -> bool:
+            self._look_after()
+            behind = lags(self._siege.observer, GROUP)
+            return len(behind) == PARTITIONS and not any(behind.values())
+
+        try:
+            eventually(is_over, within_s=DRAIN_S, what="the end of all records")
+            eventually(
+                lambda: total(pages, "penstock_dead_letters_pending") == 0,
+                within_s=RECOVERY_S,
+                what="the burial of all dead letters",
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self._state()}") from None
+
+    def _read_all(self) -> None:
+        servers = self._siege.cluster.bootstrap_servers
+        self._siege.await_whole()
+        for message in read_whole(servers, TOPIC, "read_committed"):
+            self._source[_place(message)] = _source(message)
+        assert len(self._source) == self._sent, f"{len(self._source)} of {self._sent} are there"
+        self._letters = [_letter(m) for m in read_whole(servers, DEAD_LETTERS, "read_uncommitted")]
+        again = [_letter(m) for m in read_whole(servers, DEAD_LETTERS, "read_committed")]
+        assert sorted(again, key=repr) == sorted(self._letters, key=repr), (
+            "readers see different dead letters"
+        )
+
+    def _add_figures(self, figures: dict[str, float]) -> None:
+        journals = self._journals
+        figures["messages"] = self._sent
+        figures["deliveries"] = journals.delivered
+        figures["redeliveries"] = journals.delivered - len(journals.deliveries)
+        figures["outcomes known to be stored"] = journals.stored
+        figures["crashes of workers by their own hand"] = self._crashes
+        counts = Counter(
+            f"dead letters: {letter.reason} (after {letter.delivery} deliveries)" for letter in self._letters
+        )
+        figures.update(sorted(counts.items()))
+        figures.update(Counter(f"workers were told: {words}" for words in journals.unknown).most_common(8))
+
+
+def _place(message: Message) -> Place:
+    partition, offset = message.partition(), message.offset()
+    assert partition is not None
+    assert offset is not None
+    return Place(partition, offset)
+
+
+def _source(message: Message) -> Source:
+    return Source(int(message.value() or b"-1"), message.key(), message.timestamp()[1])
+
+
+def _letter(message: Message) -> Letter:
+    headers = {name: (value or b"").decode() for name, value in message.headers() or ()}
+    return Letter(message.partition() or 0, message.value(), message.key(), headers)
