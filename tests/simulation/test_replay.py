@@ -8,7 +8,12 @@ from penstock.simulation.campaign import failure_lines
 from penstock.simulation.mutations import MUTATIONS
 from penstock.simulation.run import run_seed
 
-PROGRAM = "from penstock.simulation.run import run_seed; print([run_seed(seed).digest for seed in range(12)])"
+WORLDS = ("transactions", "consumer", "share", "schedule")
+PROGRAM = f"""
+from penstock.simulation.run import run_seed
+print([run_seed(seed).digest for seed in range(12)])
+print([run_seed(seed, name=world).digest for world in {WORLDS} for seed in range(2)])
+"""
 
 
 def _digests(hash_seed: str) -> str:
@@ -20,7 +25,9 @@ def _digests(hash_seed: str) -> str:
 
 
 def test_a_seed_runs_the_same_in_every_process() -> None:
-    assert _digests("1") == _digests("2") == f"{[run_seed(seed).digest for seed in range(12)]}\n"
+    small = [run_seed(seed).digest for seed in range(12)]
+    others = [run_seed(seed, name=world).digest for world in WORLDS for seed in range(2)]
+    assert _digests("1") == _digests("2") == f"{small}\n{others}\n"
 
 
 def test_seeds_differ() -> None:
@@ -34,8 +41,8 @@ def test_a_failure_tells_its_story_and_replays() -> None:
     assert not first.is_clean
     assert first == again
     told = "\n".join(failure_lines(first))
-    assert "seed 0 broke: in-sync replicas hold what is committed" in told
-    assert "--seed 0 --trace" in told
+    assert "seed 0 of world small broke: in-sync replicas hold what is committed" in told
+    assert "--world small --seed 0 --trace" in told
     assert "leads" in told
 
 

@@ -14,6 +14,7 @@ from penstock.simulation.campaign import Tally, failure_lines, hunts, outcomes
 from penstock.simulation.mutations import MUTATIONS
 from penstock.simulation.run import run_seed
 from penstock.simulation.sized import run_sized
+from penstock.simulation.worlds import WORLDS
 
 _print = partial(print, flush=True)
 
@@ -34,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=1000, help="how many; 0 runs until --minutes are over")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
     parser.add_argument("--minutes", type=float, help="stop after this long")
-    parser.add_argument("--world", choices=("small", "sized"), default="small")
+    parser.add_argument("--world", choices=(*WORLDS, "sized"), default="small")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, help="run this one only")
     parser.add_argument("--trace", action="store_true", help="with --seed: tell everything that happens")
@@ -46,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _campaign(options: argparse.Namespace) -> int:
     tally, ends_at = Tally(), _end(options)
-    for outcome in outcomes(_seeds(options, ends_at), workers=options.workers):
+    for outcome in outcomes(_seeds(options, ends_at), workers=options.workers, world=options.world):
         tally.add(outcome)
         if not outcome.is_clean:
             for line in failure_lines(outcome):
@@ -72,7 +73,7 @@ def _seeds(options: argparse.Namespace, ends_at: float | None) -> Iterator[int]:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    outcome = run_seed(options.seed, tell=_print if options.trace else None)
+    outcome = run_seed(options.seed, tell=_print if options.trace else None, name=options.world)
     tally = Tally()
     tally.add(outcome)
     for line in (*tally.lines(), *(() if outcome.is_clean else failure_lines(outcome))):

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from typing import Final
 
@@ -59,14 +60,15 @@ class Tally:
             yield f"  seed {failure.seed}: {failure.invariant}"
 
 
-def outcomes(seeds: Iterable[int], *, workers: int) -> Iterator[Outcome]:
+def outcomes(seeds: Iterable[int], *, workers: int, world: str = "small") -> Iterator[Outcome]:
     """In whatever order they come; each seed runs alone and the same everywhere."""
+    run = partial(run_seed, name=world)
     if workers <= 1:
-        yield from map(run_seed, seeds)
+        yield from map(run, seeds)
         return
     # Forked children would share whatever the caller has open.
     with get_context("spawn").Pool(workers) as pool:
-        yield from pool.imap_unordered(run_seed, seeds, chunksize=_CHUNK)
+        yield from pool.imap_unordered(run, seeds, chunksize=_CHUNK)
 
 
 def hunts(names: Iterable[str], *, first_seed: int, seeds_max: int, workers: int) -> Iterator[Catch]:
@@ -87,7 +89,7 @@ def _hunt(job: tuple[str, int, int]) -> Catch:
 
 def failure_lines(outcome: Outcome) -> Iterator[str]:
     """What one needs to go on: the seed, what broke, what came before, and how to see it again."""
-    yield f"seed {outcome.seed} broke: {outcome.invariant}"
+    yield f"seed {outcome.seed} of world {outcome.world} broke: {outcome.invariant}"
     yield f"  {outcome.story}"
     yield from (f"  {line}" for line in outcome.recent[-40:])
-    yield f"replay: python -m penstock.simulation --seed {outcome.seed} --trace"
+    yield f"replay: python -m penstock.simulation --world {outcome.world} --seed {outcome.seed} --trace"

@@ -37,6 +37,20 @@ class Client:
         self.cluster.network.call(self.id, self.life, target, kind, request, on_reply, self.timeout_ms)
 
 
+class Sleeper(Client):
+    """One that may stop for a long time, and goes on as if nothing had been."""
+
+    is_asleep = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it matters that it falls asleep now."""
+        raise NotImplementedError
+
+    def awoken(self) -> None:
+        """What it was about to do when it fell asleep, it does first."""
+
+
 class _Outgoing:
     __slots__ = ("is_acknowledged", "is_sent", "sequence", "values")
 

@@ -2,7 +2,7 @@
 
 from penstock.simulation.world import World
 
-_EPOCH_MS = 1_700_000_000_000
+WALL_START_MS = 1_700_000_000_000
 
 
 class Clock:
@@ -11,10 +11,10 @@ class Clock:
     def __init__(self, world: World, *, rate: float = 1.0, skew_ms: int = 0) -> None:
         self._world = world
         self._rate = rate
-        self._wall_offset_ms = _EPOCH_MS + skew_ms
+        self._wall_offset_ms = WALL_START_MS + skew_ms
 
     def __repr__(self) -> str:
-        return f"<Clock x{self._rate:.3f}, wall {self._wall_offset_ms - _EPOCH_MS:+d} ms>"
+        return f"<Clock x{self._rate:.3f}, wall {self._wall_offset_ms - WALL_START_MS:+d} ms>"
 
     def monotonic_ms(self) -> int:
         return int(self._world.now_ms * self._rate)
@@ -25,6 +25,10 @@ class Clock:
     def jump(self, by_ms: int) -> None:
         """Somebody sets the wall clock; the monotonic one does not notice."""
         self._wall_offset_ms += by_ms
+
+    def mend(self) -> None:
+        """Set to what the world's time is."""
+        self._wall_offset_ms = WALL_START_MS + self._world.now_ms - self.monotonic_ms()
 
     def real_ms(self, delay_ms: int) -> int:
         """How long the world takes until this clock has gone on by so much; at least that."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -49,6 +50,10 @@ class Cluster:
         self.invariants = Invariants(self)
         self._replaced: set[int] = set()
         self.supervisor = Life("supervisor")
+        #: The level of the feature that says how transactions run.
+        self.transaction_version = 2
+        #: What every process of this world has besides: called with each that starts.
+        self.on_start: list[Callable[[Node], None]] = []
         #: How much one fetch brings; small worlds see what happens between two parts of a log.
         self.served_batches_max = 1 + world.draw(6)
         self._found()

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from penstock.simulation.clients import Sleeper
 from penstock.simulation.cluster import Cluster
-from penstock.simulation.members import Member
 from penstock.simulation.node import Machine
 from penstock.simulation.replica import Key
 from penstock.simulation.workload import Workload
@@ -68,8 +68,8 @@ class Faults:
         cluster = self.cluster
         cluster.network.heal()
         self._calm()
-        for member in self.workload.members:
-            self._wake_client(member)
+        for client in self.workload.sleepers:
+            self._wake_client(client)
         for machine in cluster.machines.values():
             machine.disk.is_full = machine.disk.fails_next_sync = machine.disk.is_slow = False
             if machine.node is not None and machine.node.life.is_frozen:
@@ -151,23 +151,22 @@ class Faults:
             self.world.thaw(life)
 
     def freeze_client(self) -> bool:
-        """A member of the group stops for longer than its session, and goes on as if nothing had been."""
-        owners = [member for member in self.workload.members if member.is_working and member.owned]
-        if not owners:
+        """A client stops for longer than its session, and goes on as if nothing had been."""
+        busy = [client for client in self.workload.sleepers if client.is_busy]
+        if not busy:
             return False
-        member = owners[self.world.draw(len(owners))]
-        self.world.note("FAULT client freeze", member.id)
-        member.is_asleep = True
-        self.world.freeze(member.life)
-        self._later(300, 1_500, self._wake_client, member)
+        client = busy[self.world.draw(len(busy))]
+        self.world.note("FAULT client freeze", client.id)
+        client.is_asleep = True
+        self.world.freeze(client.life)
+        self._later(300, 1_500, self._wake_client, client)
         return True
 
-    def _wake_client(self, member: Member) -> None:
-        """What it was about to do when it fell asleep, it does first."""
-        if member.is_asleep:
-            member.is_asleep = False
-            self.world.thaw(member.life)
-            member.commit()
+    def _wake_client(self, client: Sleeper) -> None:
+        if client.is_asleep:
+            client.is_asleep = False
+            self.world.thaw(client.life)
+            client.awoken()
 
     def restart_cleanly(self) -> bool:
         machine = self._any_machine()

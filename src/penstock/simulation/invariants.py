@@ -37,6 +37,7 @@ class Invariants:
         self._partition_leaders: dict[tuple[Key, int], tuple[int, Any]] = {}
         self._written: dict[tuple[Any, int, int], int] = {}
         self._high_watermarks: dict[tuple[Key, int], int] = {}
+        self._stable: dict[Key, int] = {}
         self._unclean: set[tuple[str, int, int]] = set()
         self._heard: dict[tuple[int, int], int] = {}
         self._silent_ms: dict[UUID, int] = {}
@@ -292,6 +293,16 @@ class Invariants:
             raise Violation(
                 "the latest offset never goes back", f"told {offset} in epoch {epoch} of {ledger}"
             )
+
+    def stable_told(self, replica: Replica, offset: int) -> None:
+        """To readers of what is committed: what was stable stays so, for whoever knows what is committed."""
+        rules, key = replica.leading, replica.key
+        if rules is None or not rules.has_reached_epoch_start or not self.is_newest_leader(replica):
+            return
+        known = self._stable.get(key, 0)
+        if offset < min(known, self.ledger(key).end_offset):
+            raise Violation("the last stable offset never goes back", f"{offset} after {known} in {replica}")
+        self._stable[key] = max(known, offset)
 
     # --- inside ---
 

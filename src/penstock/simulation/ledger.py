@@ -78,12 +78,12 @@ class Ledger:
         self.shown_offset = min(self.shown_offset, self.end_offset)
         self._next_sequences.clear()
         for batch in self.batches:
-            if batch.producer_id != NO_PRODUCER:
+            if batch.producer_id != NO_PRODUCER and batch.sequence >= 0:
                 self._next_sequences[batch.producer_id, batch.producer_epoch] = _following(batch)
         return before - self.end_offset
 
     def _add(self, batch: Batch) -> None:
-        if batch.producer_id != NO_PRODUCER:
+        if batch.producer_id != NO_PRODUCER and batch.sequence >= 0:
             self._check_sequence(batch)
         self._chains.append(linked(self.chain, batch.serial))
         self.batches.append(batch)

@@ -20,8 +20,8 @@ from penstock.groups.messages import (
 from penstock.groups.shard import GroupShard
 from penstock.groups.work import Work
 from penstock.protocol.errors import ErrorCode
-from penstock.simulation.clients import Client
-from penstock.simulation.groups import OFFSETS_TOPIC, Token
+from penstock.simulation.clients import Sleeper
+from penstock.simulation.coordinator import OFFSETS_TOPIC, Token
 from penstock.simulation.ledger import Violation
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class GroupHistory:
         self.committed[partition] = max(self.committed[partition], offset)
 
 
-class Member(Client):
+class Member(Sleeper):
     def __init__(self, cluster: Cluster, id: int, counts: Counter[str], history: GroupHistory) -> None:
         super().__init__(cluster, id, counts)
         self.history = history
@@ -68,10 +68,16 @@ class Member(Client):
         self.generation = -1
         self.owned: list[int] = []
         self.is_working = False
-        self.is_asleep = False
         self._positions: dict[int, int] = {}
         self._ids = 0
         self._attempt = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.is_working and bool(self.owned)
+
+    def awoken(self) -> None:
+        self.commit()
 
     def join(self) -> None:
         self.is_working = False

@@ -21,11 +21,13 @@ class Mutation:
     name: str
     #: What the code does wrong.
     sentence: str
-    #: The known trap that it walks into.
+    #: The known trap that it walks into, or the promise that it breaks.
     trap: str
     patches: tuple[Patch, ...]
     #: The faults to hunt it with, where a bug needs a meeting of some that is rare among all; empty: any.
     faults: tuple[str, ...] = ()
+    #: The world that it shows in.
+    world: str = "small"
 
     @contextmanager
     def switched_on(self) -> Iterator[None]:
@@ -63,4 +65,19 @@ class Traps:
     REPEAT = "A repeat inside the window of five batches returns the original offset and success."
     PRODUCER_STATE = "Producer state survives truncation, snapshot, restart and failover."
     GROUP_READ = "Replaying a decision before it is committed must not show it to readers."
+    LATE_END = "A delayed EndTxn must not end a later transaction: bump the epoch for every transaction."
+    VERIFY = "Check that a partition is in the transaction before the first append (hanging transactions)."
+    ONE_SNAPSHOT = "Batches, last stable offset and aborted list come from one snapshot of the log."
+    TIMEOUT = "Transaction timeout and fencing are different errors."
+    NO_DEFAULT_OFFSET = "Never default an unknown offset to 0."
+    ALL_OR_NOTHING = "A transaction is all or nothing, in every partition and in offsets; none hangs."
+    TWO_PHASE = "A prepared two-phase transaction waits for its decision, however long that takes."
+    STATIC = "A static member that returns replaces its old id in every state and fences the old instance."
+    SHARE_LOCK = (
+        "Share groups: what a write that fails was about is not lost, and not told before it is stored."
+    )
+    AT_MOST_ONCE = "At most once: the hand-out is final before the reply leaves."
+    LIMIT = "A record of a share group is not given up before its delivery limit."
+    PLAN = "A plan is stored before it is carried out, and repeated until it is known to be done."
+    NOT_EARLY = "A scheduled record comes when it is due, and not before."
     OWNER = "Hand a partition to its new owner only after the old one has let go or been fenced."

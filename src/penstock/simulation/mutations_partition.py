@@ -9,9 +9,9 @@ from penstock.protocol.errors import ErrorCode
 from penstock.replication import follower as follower_rules
 from penstock.replication.follower import FollowerRules, RaiseHighWatermark
 from penstock.replication.leader import LeaderRules
+from penstock.simulation.coordinator import Coordinator
 from penstock.simulation.disk import Disk
 from penstock.simulation.fetching import Fetcher
-from penstock.simulation.groups import Groups
 from penstock.simulation.mutation import Mutation, Patch, Traps
 from penstock.simulation.node import CLEAN_FILE, Node
 from penstock.simulation.replica import Replica
@@ -93,19 +93,17 @@ def _note_boot_at_once(self: Node, disk: Disk) -> bool:
 _find_clean = Node.find_clean
 
 
-def _read_at_once(self: Groups, question: Any, respond: Any) -> None:
+def _read_at_once(self: Coordinator, question: Any, respond: Any) -> None:
     respond(self.answer_to(question))
 
 
-def _answer_at_once(self: Groups, replies: Any) -> None:
+def _answer_at_once(self: Coordinator, replies: Any) -> None:
     self._release(replies, ErrorCode.none)
 
 
-def _load_committed_only(self: Groups) -> None:
+def _load_committed_only(self: Coordinator) -> None:
     log = self.replica.log
-    for batch in log.read(log.start_offset, log.high_watermark):
-        for key, value in batch.payload:
-            self.shard.replay(key, value)
+    self.replay_log(log.read(log.start_offset, log.high_watermark))
     self._last_end = log.end_offset
     self._skew_ms = self._clock_skew_ms()
     self._do(partial(self.shard.loaded, self._now_ms()))
@@ -281,7 +279,7 @@ PARTITION_MUTATIONS = (
         name="repeat-appended-again",
         sentence="A repeated batch is appended once more.",
         trap=Traps.REPEAT,
-        patches=(Patch(Replica, "_repeated", lambda self, request: None),),
+        patches=(Patch(Replica, "repeated", lambda self, request: None),),
     ),
     Mutation(
         name="producers-lost-at-failover",
@@ -306,18 +304,18 @@ PARTITION_MUTATIONS = (
         name="group-reads-uncommitted",
         sentence="A coordinator shows committed offsets before their records are committed.",
         trap=Traps.GROUP_READ,
-        patches=(Patch(Groups, "read", _read_at_once),),
+        patches=(Patch(Coordinator, "read", _read_at_once),),
     ),
     Mutation(
         name="group-answers-uncommitted",
         sentence="A coordinator confirms a commit before its record is committed.",
         trap=Traps.GROUP_READ,
-        patches=(Patch(Groups, "_release_later", _answer_at_once),),
+        patches=(Patch(Coordinator, "_release_later", _answer_at_once),),
     ),
     Mutation(
         name="coordinator-loads-committed-only",
         sentence="A new coordinator leaves out what lies above its stale high watermark.",
         trap=Traps.GROUP_READ,
-        patches=(Patch(Groups, "_load", _load_committed_only),),
+        patches=(Patch(Coordinator, "_load", _load_committed_only),),
     ),
 )

@@ -9,6 +9,9 @@ from penstock.simulation.world import Life, World
 #: What goes between a node and the controllers.
 _CONTROL: Final = frozenset({"raft", "register", "heartbeat", "alter_partition", "lost"})
 
+#: Kinds of requests that end so are sent over one connection: none is doubled or overtaken by the next.
+IN_ORDER: Final = "in order"
+
 #: What a caller hears: the reply, or None with whether the connection was refused or closed.
 OnReply = Callable[[Any, bool], None]
 Respond = Callable[[Any], None]
@@ -31,6 +34,9 @@ class Weather:
     duplicate_chance: float = 0.0
     #: A second copy may come long after everybody has forgotten the first.
     duplicate_ms: tuple[int, int] = (1, 600)
+    #: A client's request is held back until the client has given it up, sent it again, and gone on.
+    hold_chance: float = 0.0
+    hold_ms: tuple[int, int] = (150, 1_500)
 
 
 class Path(NamedTuple):
@@ -89,7 +95,10 @@ class Network:
         call = _Call(source, caller, target, kind, request, on_reply)
         if kind in _CONTROL and (source in self.blind or target in self.blind):
             self.lost += 1
-        elif source < 0:
+        elif source < 0 and self._is_held(kind):
+            self.messages += 1
+            self.world.after(self.world.between(*self.weather.hold_ms), self._air, self._arrive, call)
+        elif source < 0 or kind.endswith(IN_ORDER):
             self._carry_in_order(source, target, self._arrive, call)
         else:
             self._carry(source, target, self._arrive, call)
@@ -110,6 +119,10 @@ class Network:
         for call in self._open.pop(life, ()):
             if not call.is_done:
                 self._carry(call.target, call.source, self._answer, call, None, True)
+
+    def _is_held(self, kind: str) -> bool:
+        chance = self.weather.hold_chance
+        return bool(chance) and not kind.endswith(IN_ORDER) and self.world.chance(chance)
 
     def _carry(self, source: int, target: int, deliver: Callable[..., None], *args: Any) -> None:
         world, weather = self.world, self.weather

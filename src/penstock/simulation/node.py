@@ -13,13 +13,14 @@ from penstock.cluster.state import PartitionState
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.simulation.clock import Clock
 from penstock.simulation.controller import Controller
+from penstock.simulation.coordinator import Coordinator
 from penstock.simulation.disk import Disk, DiskFull
 from penstock.simulation.fetching import Fetcher, Fetches, followed_leaders
-from penstock.simulation.groups import Groups
 from penstock.simulation.isr import propose_isr
+from penstock.simulation.kinds import KINDS
 from penstock.simulation.lifecycle import Lifecycle
 from penstock.simulation.metadata import Metadata
-from penstock.simulation.network import OnReply, Respond
+from penstock.simulation.network import IN_ORDER, OnReply, Respond
 from penstock.simulation.quorum import METADATA, SNAPSHOT_FILE, Quorum
 from penstock.simulation.replica import Key, Replica
 from penstock.simulation.simlog import SimLog
@@ -71,6 +72,12 @@ class Node:
         self.metadata = Metadata(self, disk.files.get(SNAPSHOT_FILE))
         self.controller = Controller(self)
         self.lifecycle = Lifecycle(self)
+        #: What else this process answers, by the kind of the question.
+        self.services: dict[str, Callable[[Any, Respond], None]] = {}
+        #: Called with each replica that begins to lead.
+        self.on_lead: list[Callable[[Replica], None]] = []
+        for extend in cluster.on_start:
+            extend(self)
         self.quorum = Quorum(self, is_controller=machine.is_controller, bootstrap=cluster.controllers)
 
     def __repr__(self) -> str:
@@ -139,6 +146,10 @@ class Node:
                 self.fetches.received(request, respond)
             case "produce" | "consume" | "latest" | "group" | "group_read":
                 self._serve_client(kind, request, respond)
+            case _ if kind.endswith(IN_ORDER):
+                self.receive(kind.removesuffix(IN_ORDER).rstrip(), request, respond)
+            case _ if kind in self.services:
+                self.services[kind](request, respond)
             case _:
                 self.controller.receive(kind, request, respond)
 
@@ -146,7 +157,7 @@ class Node:
 
     def _serve_client(self, kind: str, request: Any, respond: Respond) -> None:
         try:
-            replica = self._replica(request[0])
+            replica = self.replica(request[0])
             match kind:
                 case "produce":
                     replica.produce(request, lambda error, base: respond((error, base)))
@@ -155,25 +166,46 @@ class Node:
                 case "latest":
                     respond((ErrorCode.none, replica.latest_offset()))
                 case "group":
-                    self._groups(replica).submit(request[1], respond)
+                    self.coordinator(replica).submit(request[1], respond)
                 case "group_read":
-                    self._groups(replica).read(request[1], respond)
+                    self.coordinator(replica).read(request[1], respond)
         except ApiError as error:
             respond(error.code if kind.startswith("group") else (error.code, None))
         except DiskFull:
             respond((ErrorCode.kafka_storage_error, None))
 
-    def _replica(self, key: Key) -> Replica:
+    def replica(self, key: Key) -> Replica:
+        """Raises ApiError."""
         replica = self.replicas.get(key)
         if replica is None:
             raise ApiError(ErrorCode.not_leader_or_follower)
         return replica
 
-    def _groups(self, replica: Replica) -> Groups:
+    def coordinator(self, replica: Replica) -> Coordinator:
+        """The one that lives on this partition, loaded if need be. Raises ApiError."""
         replica.require_leader()
-        if replica.groups is None:
-            replica.groups = Groups(replica)
-        return replica.groups
+        if replica.coordinator is None or replica.coordinator.is_closed:
+            kind = KINDS[replica.topic]
+            replica.coordinator = kind.runtime(replica, kind.new_shard)
+            if kind.serve is not None:
+                kind.serve(replica.coordinator)
+        return replica.coordinator
+
+    def coordinate(self, key: Key) -> Coordinator:
+        """Raises ApiError."""
+        return self.coordinator(self.replica(key))
+
+    def leads(self, replica: Replica) -> None:
+        """Some coordinators have work that nobody asks for: what the last one left undone."""
+        kind = KINDS.get(replica.topic)
+        if kind is not None and kind.serve is not None:
+            self.after(1, self._begin_coordinating, replica, replica.leading)
+        for begin in self.on_lead:
+            begin(replica)
+
+    def _begin_coordinating(self, replica: Replica, rules: Any) -> None:
+        if replica.leading is rules:
+            self.coordinator(replica)
 
     # --- partitions ---
 

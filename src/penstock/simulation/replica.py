@@ -8,12 +8,14 @@ from uuid import UUID
 
 from penstock.cluster.state import PartitionState
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import EndMarker
 from penstock.replication.follower import EpochEnd, FetchAnswer, FetchPosition, FollowerRules
 from penstock.replication.leader import IsrProposal, LeaderRules
 from penstock.simulation.simlog import NO_PRODUCER, Batch, SimLog
 
 if TYPE_CHECKING:
-    from penstock.simulation.groups import Groups
+    from penstock.log.transactions import VerificationGuard
+    from penstock.simulation.coordinator import Coordinator
     from penstock.simulation.node import Node
 
 _SERVED_BATCHES_MAX: Final = 8
@@ -38,6 +40,13 @@ class Produce(NamedTuple):
     producer_id: int = NO_PRODUCER
     producer_epoch: int = -1
     sequence: int = -1
+    #: Of a transactional batch, and whether the leader adds the partition to the transaction (KIP-890).
+    transactional_id: str = ""
+    adds: bool = False
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.transactional_id)
 
 
 class Served(NamedTuple):
@@ -57,7 +66,7 @@ class Replica:
         self.leading: LeaderRules | None = None
         self.following: FollowerRules | None = None
         #: The coordinator that lives on this partition while it leads.
-        self.groups: Groups | None = None
+        self.coordinator: Coordinator | None = None
         self.is_damaged = False
         self._waiters: list[tuple[int, OnCommit]] = []
         #: What each follower was last told of the high watermark.
@@ -90,9 +99,9 @@ class Replica:
         self.leading = self.following = None
         self.told.clear()
         waiters, self._waiters = self._waiters, []
-        if self.groups is not None:
-            self.groups.close()
-            self.groups = None
+        if self.coordinator is not None:
+            self.coordinator.close()
+            self.coordinator = None
         for _, on_commit in waiters:
             on_commit(self.last_word())
 
@@ -121,6 +130,7 @@ class Replica:
         if log.durable_offset < log.end_offset:
             self.sync()
         self.moved()
+        node.leads(self)
 
     def _reconfigured(self, rules: LeaderRules, state: PartitionState) -> None:
         isr_min = self.node.isr_min(self.topic, state)
@@ -136,15 +146,26 @@ class Replica:
             raise ApiError(ErrorCode.not_leader_or_follower)
         return self.leading
 
-    def produce(self, request: Produce, on_commit: Callable[[ErrorCode, int], None]) -> None:
+    def produce(
+        self,
+        request: Produce,
+        on_commit: Callable[[ErrorCode, int], None],
+        guard: VerificationGuard | None = None,
+    ) -> None:
         rules = self.require_leader()
         self.node.machine.disk.require_room()
         if request.acks_all and rules.is_below_min:
             raise ApiError(ErrorCode.not_enough_replicas)
-        base_offset = self._repeated(request)
+        base_offset = self.repeated(request)
         if base_offset is None:
+            if guard is not None:
+                self.log.producers.check_guard(request.producer_id, request.producer_epoch, guard)
             base_offset = self.append(
-                request.values, request.producer_id, request.producer_epoch, request.sequence
+                request.values,
+                request.producer_id,
+                request.producer_epoch,
+                request.sequence,
+                is_transactional=request.is_transactional,
             )
         end = base_offset + len(request.values)
         if request.acks_all:
@@ -152,12 +173,16 @@ class Replica:
         else:
             on_commit(ErrorCode.none, base_offset)
 
-    def _repeated(self, request: Produce) -> int | None:
+    def repeated(self, request: Produce) -> int | None:
         if request.producer_id == NO_PRODUCER:
             return None
         last_delta = len(request.values) - 1
         trace = self.log.producers.check(
-            request.producer_id, request.producer_epoch, request.sequence, last_delta, False
+            request.producer_id,
+            request.producer_epoch,
+            request.sequence,
+            last_delta,
+            request.is_transactional,
         )
         return None if trace is None else trace.base_offset
 
@@ -167,6 +192,10 @@ class Replica:
         producer_id: int = NO_PRODUCER,
         producer_epoch: int = -1,
         sequence: int = -1,
+        *,
+        is_transactional: bool = False,
+        is_control: bool = False,
+        marker: EndMarker | None = None,
     ) -> int:
         """The leader's own append; followers and the disk hear of it at once."""
         log, rules = self.log, self.require_leader()
@@ -180,6 +209,9 @@ class Replica:
             producer_id,
             producer_epoch,
             sequence,
+            is_control,
+            is_transactional,
+            marker,
         )
         self.put(batch)
         self.sync()
@@ -187,6 +219,19 @@ class Replica:
             self.moved()
         self.node.fetches.wake(self.key)
         return base
+
+    def append_marker(self, marker: EndMarker, transaction_version: int) -> None:
+        """End a producer's transaction here, unless it has ended by this marker already. Raises ApiError."""
+        self.require_leader()
+        if self.log.producers.check_marker(marker, transaction_version):
+            self.append(
+                (marker,),
+                marker.producer_id,
+                marker.producer_epoch,
+                is_transactional=True,
+                is_control=True,
+                marker=marker,
+            )
 
     def when_committed(self, end_offset: int, on_commit: OnCommit) -> None:
         if self.log.high_watermark >= end_offset:
@@ -298,6 +343,24 @@ class Replica:
             self.node.found_damage(self)
             raise ApiError(ErrorCode.kafka_storage_error)
         return log.high_watermark, batches
+
+    def consume_committed(self, offset: int) -> tuple[int, list[Batch], tuple[tuple[int, int], ...]]:
+        """The last stable offset, batches below it, and which of them are aborted: all of one moment."""
+        self.require_leader()
+        log = self.log
+        if not log.start_offset <= offset <= log.end_offset:
+            raise ApiError(ErrorCode.offset_out_of_range)
+        stable = self.log.last_stable_offset
+        self.node.invariants.stable_told(self, stable)
+        batches = log.read(offset, stable, _SERVED_BATCHES_MAX)
+        if log.is_damaged(batches):
+            self.node.found_damage(self)
+            raise ApiError(ErrorCode.kafka_storage_error)
+        next_offset = batches[-1].next_offset if batches else offset
+        return stable, batches, self.aborted_in(offset, next_offset)
+
+    def aborted_in(self, offset: int, next_offset: int) -> tuple[tuple[int, int], ...]:
+        return self.log.aborted_in(offset, next_offset)
 
     def readable_end(self) -> int:
         return self.log.high_watermark

@@ -7,21 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.simulation.cluster import Cluster, Shape
+from penstock.simulation.cluster import Cluster
 from penstock.simulation.faults import Faults
 from penstock.simulation.ledger import Violation
-from penstock.simulation.timings import SMALL
-from penstock.simulation.workload import TopicShape, Workload, offsets_topic
+from penstock.simulation.workload import Workload
 from penstock.simulation.world import World, told
+from penstock.simulation.worlds import WORLDS
 
 _START_MS_MAX: Final = 6_000
 _FAULTS_MS: Final = (700, 2_000)
-_MEND_MS_MAX: Final = 8_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     seed: int
+    world: str = "small"
     invariant: str | None = None
     story: str = ""
     recent: tuple[str, ...] = ()
@@ -37,10 +37,16 @@ class Outcome:
         return self.invariant is None
 
 
-def run_seed(seed: int, *, only: tuple[str, ...] = (), tell: Callable[[str], None] | None = None) -> Outcome:
-    """`only`: these kinds of faults, and no others."""
+def run_seed(
+    seed: int,
+    *,
+    only: tuple[str, ...] = (),
+    tell: Callable[[str], None] | None = None,
+    name: str = "small",
+) -> Outcome:
+    """`only`: these kinds of faults, and no others. `name` is of one of the worlds."""
     world = World(seed, tell=tell)
-    cluster, workload = _build(world)
+    cluster, workload = WORLDS[name](world)
     faults = Faults(cluster, workload, only)
     invariant, story = None, ""
     try:
@@ -51,6 +57,7 @@ def run_seed(seed: int, *, only: tuple[str, ...] = (), tell: Callable[[str], Non
         invariant, story = "an assertion of the code", f"{type(error).__name__} {_where(error)}"
     return Outcome(
         seed=seed,
+        world=name,
         invariant=invariant,
         story=story,
         recent=tuple(told(note) for note in world.recent) if invariant is not None else (),
@@ -60,18 +67,6 @@ def run_seed(seed: int, *, only: tuple[str, ...] = (), tell: Callable[[str], Non
         simulated_ms=world.now_ms,
         digest=hash((world.events, world.now_ms, world.random.random())),
     )
-
-
-def _build(world: World) -> tuple[Cluster, Workload]:
-    extra = world.draw(3) if world.chance(0.5) else 0
-    voters = 3 if world.chance(0.8) else 2
-    cluster = Cluster(world, Shape(brokers=extra, voters=voters, clock_drift=0.03), SMALL)
-    topics = [TopicShape("orders", 1 if world.chance(0.3) else 2, 3, 2), offsets_topic()]
-    if world.chance(0.4):
-        topics.append(TopicShape("plain", 1, world.between(2, 3), 1))
-    if world.chance(0.3):
-        topics.append(TopicShape("fast", 1, 3, 2, "never"))
-    return cluster, Workload(cluster, tuple(topics))
 
 
 def _play(world: World, cluster: Cluster, workload: Workload, faults: Faults) -> None:
@@ -84,7 +79,7 @@ def _play(world: World, cluster: Cluster, workload: Workload, faults: Faults) ->
     world.run(world.now_ms + world.between(*_FAULTS_MS))
     faults.heal()
     workload.close()
-    if not world.run(world.now_ms + _MEND_MS_MAX, workload.is_done):
+    if not world.run(world.now_ms + workload.mend_ms_max, workload.is_done):
         raise Violation("progress", f"after the faults: {workload.unfinished()}")
     workload.finish()
 

@@ -8,8 +8,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from penstock.log.aborted import AbortedIndex
 from penstock.log.epochs import EpochCache
 from penstock.log.producers import Producers, trace_of
+from penstock.protocol.records import EndMarker
 
 _NEVER_MS: Final = 1 << 60
 NO_PRODUCER: Final = -1
@@ -27,6 +29,9 @@ class Batch(NamedTuple):
     producer_epoch: int = -1
     sequence: int = -1
     is_control: bool = False
+    is_transactional: bool = False
+    #: The end of a transaction; a batch without data then.
+    marker: EndMarker | None = None
 
     def __repr__(self) -> str:
         return f"#{self.serial}[{self.base_offset}..{self.next_offset - 1}]e{self.epoch}"
@@ -42,6 +47,7 @@ class SimLog:
         "_first_chain",
         "_ghosts",
         "_sync_ends",
+        "aborted",
         "bases",
         "batches",
         "believed_offset",
@@ -88,6 +94,7 @@ class SimLog:
         self.start_offset = self.end_offset = self.synced_offset = offset
         self.epochs = EpochCache()
         self.producers = Producers(_NEVER_MS)
+        self.aborted = AbortedIndex()
         self._first_chain = chain
 
     # --- reading ---
@@ -136,6 +143,18 @@ class SimLog:
             if batch.next_offset > offset:
                 found.append(batch)
         return found
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Where read_committed ends: before the oldest transaction that is open, or whose end is not committed."""
+        unstable = self.producers.transactions.first_unstable_offset(self.high_watermark)
+        return self.high_watermark if unstable is None else min(self.high_watermark, unstable)
+
+    def aborted_in(self, start_offset: int, upto_offset: int) -> tuple[tuple[int, int], ...]:
+        """Producer id and first offset of the aborted transactions with data in this stretch."""
+        found: list[tuple[int, int]] = []
+        self.aborted.collect(start_offset, upto_offset, found)
+        return tuple(found)
 
     def is_damaged(self, batches: Sequence[Batch]) -> bool:
         return bool(self.damaged) and any(batch.base_offset in self.damaged for batch in batches)
@@ -205,14 +224,20 @@ class SimLog:
 
     def relearn_producers(self) -> None:
         self.producers.clear()
+        self.aborted = AbortedIndex()
         for batch in self.batches:
             self._learn(batch)
 
     def _learn(self, batch: Batch) -> None:
-        if batch.producer_id != NO_PRODUCER:
+        if batch.marker is not None:
+            ended = self.producers.learn_marker(batch.marker, batch.base_offset, 0)
+            if ended is not None:
+                self.aborted.note(ended)
+        elif batch.producer_id != NO_PRODUCER:
             last_delta = batch.next_offset - batch.base_offset - 1
             trace = trace_of(batch.sequence, batch.base_offset, last_delta, 0)
-            self.producers.learn(batch.producer_id, batch.producer_epoch, trace, False, 0)
+            is_transactional = batch.is_transactional
+            self.producers.learn(batch.producer_id, batch.producer_epoch, trace, is_transactional, 0)
 
     # --- syncing ---
 

@@ -1,8 +1,9 @@
-"""What the clients of a small world do, and when they have done enough."""
+"""What goes on in a world besides faults: its topics, its operator, and clients that differ from world to world."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -10,10 +11,9 @@ from penstock.cluster.controller.brokers import BrokerRegistration
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.cluster.controller.reassignment import Reassignment
 from penstock.raft.values import Voter
-from penstock.simulation.clients import CarelessProducer, Client, Consumer, Producer
+from penstock.simulation.clients import Client, Sleeper
 from penstock.simulation.cluster import Cluster
-from penstock.simulation.groups import OFFSETS_TOPIC
-from penstock.simulation.members import GroupHistory, Member
+from penstock.simulation.coordinator import OFFSETS_TOPIC
 from penstock.simulation.replica import Key
 
 #: A run with fewer acknowledged records than this has proven nothing.
@@ -40,89 +40,74 @@ class Admin(Client):
 
 
 class Workload:
+    """Worlds derive theirs from it."""
+
+    #: How often it is asked whether everything is done.
+    judged_every_ms = 15
+    #: How long a world may take to work again.
+    mend_ms_max = 8_000
+
     def __init__(self, cluster: Cluster, topics: tuple[TopicShape, ...], *, pace_ms: int = 12) -> None:
         self.cluster = cluster
         self.world = cluster.world
         self.topics = topics
         self.pace_ms = pace_ms
         self.counts: Counter[str] = Counter()
-        self.producers = [Producer(cluster, -1 - number, self.counts) for number in range(2)]
-        self.careless = [
-            CarelessProducer(cluster, -10, self.counts, acks_all=False),
-            CarelessProducer(cluster, -11, self.counts, acks_all=True),
-        ]
-        self.consumer = Consumer(cluster, -20, self.counts)
         self.admin = Admin(cluster, -30, self.counts)
-        self.history = GroupHistory(next(topic.partitions for topic in topics if topic.name == "orders"))
-        self.members = [Member(cluster, -40 - number, self.counts, self.history) for number in range(2)]
         self.is_closing = False
         #: A voter has lost its disk: who removes another now has to blame himself.
         self.keeps_voters = False
-        self._last_words: dict[tuple[int, Key], bool] = {}
+        self._judged_ms = 0
 
-    # --- beginning ---
+    # --- what a world says of its own ---
 
-    def start(self) -> None:
-        self._create()
+    def begin(self) -> None:
+        """The topics are there."""
 
-    def _create(self) -> None:
-        wanted = [topic for topic in self.topics if topic.name not in self.cluster.invariants.image.topics]
-        if not wanted:
-            self._begin()
-            return
-        active = self.cluster.active_controller()
-        if active is not None and len(active.image.active_brokers()) >= len(self.cluster.brokers):
-            self.admin.ask("create_topics", tuple(new_topic(topic) for topic in wanted))
-        self.admin.after(30, self._create)
-
-    def _begin(self) -> None:
-        for member in self.members:
-            member.after(self.world.between(1, 50), member.join)
-        self.admin.after(1, self._step)
+    def step(self) -> None:
+        """One thing after the other, as chance has it."""
 
     @property
     def has_begun(self) -> bool:
         """Everybody is at work: faults hit a cluster that is used."""
-        if self.counts["records acknowledged"] < ACKNOWLEDGED_MIN // 2:
-            return False
-        return all(member.generation > 0 for member in self.members)
+        raise NotImplementedError
 
-    # --- going on ---
+    @property
+    def sleepers(self) -> Sequence[Sleeper]:
+        """Clients that may fall asleep."""
+        return ()
+
+    def unfinished(self) -> str | None:
+        """What still has to happen before this run has shown that the cluster works again."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """What can be judged only at the end."""
+
+    # --- beginning ---
+
+    def start(self) -> None:
+        wanted = [topic for topic in self.topics if topic.name not in self.cluster.invariants.image.topics]
+        if not wanted:
+            self.begin()
+            self.admin.after(1, self._step)
+            return
+        active = self.cluster.active_controller()
+        if active is not None and len(active.image.active_brokers()) >= len(self.cluster.brokers):
+            self.admin.ask("create_topics", tuple(new_topic(topic) for topic in wanted))
+        self.admin.after(30, self.start)
 
     def _step(self) -> None:
-        """One thing after the other, as chance has it."""
-        world = self.world
-        kind = world.draw(20)
-        if self.is_closing:
-            self.consumer.poll(self._any_partition())
-            self._say_last_words()
-            if self.counts["records acknowledged"] < ACKNOWLEDGED_MIN:
-                self.producers[1].send(self._partition_of("orders", "plain"), 2)
-        elif kind < 8:
-            producer = self.producers[world.draw(len(self.producers))]
-            producer.send(self._partition_of("orders", "plain"), world.between(1, 3))
-        elif kind < 9:
-            self.careless[0].send(self._partition_of("orders", "plain"), 1)
-        elif kind < 11:
-            self.careless[1].send(self._partition_of("fast", "plain"), 1)
-        elif kind < 14:
-            self.consumer.poll(self._any_partition())
-        elif kind < 16:
-            self.consumer.ask_latest(self._any_partition())
-        elif kind < 19:
-            for member in self.members:
-                member.commit()
-        else:
-            self.members[world.draw(len(self.members))].read(world.draw(self.history.partitions))
-        self.admin.after(world.between(1, 2 * self.pace_ms), self._step)
+        self.step()
+        self.admin.after(self.world.between(1, 2 * self.pace_ms), self._step)
 
-    def _partition_of(self, *names: str) -> Key:
+    def partition_of(self, *names: str) -> Key:
         known = [topic for topic in self.topics if topic.name in names]
         topic = known[self.world.draw(len(known))] if known else self.topics[0]
         keys = self.cluster.partitions(topic.name)
         return keys[self.world.draw(len(keys))]
 
-    def _any_partition(self) -> Key:
+    def any_partition(self) -> Key:
         topic = self.topics[self.world.draw(len(self.topics))]
         keys = self.cluster.partitions(topic.name)
         return keys[self.world.draw(len(keys))]
@@ -163,42 +148,23 @@ class Workload:
     # --- ending ---
 
     def close(self) -> None:
-        """Nothing new but one last record for every partition; what is under way is waited for."""
+        """Nothing new; what is under way is waited for."""
         self.is_closing = True
-        for topic in self.topics:
-            if topic.name in ("orders", "plain"):
-                for key in self.cluster.partitions(topic.name):
-                    self._last_words[-1, key] = False
-
-    def _say_last_words(self) -> None:
-        for (id, key), is_said in self._last_words.items():
-            if not is_said:
-                self._last_words[id, key] = self.producers[0].send(key, 1)
 
     def is_done(self) -> bool:
-        return self.is_closing and self.unfinished() is None
+        if not self.is_closing or self.world.now_ms < self._judged_ms + self.judged_every_ms:
+            return False
+        self._judged_ms = self.world.now_ms
+        return self.unfinished() is None
 
-    def unfinished(self) -> str | None:
-        """What still has to happen before this run has shown that the cluster works again."""
-        if self.counts["records acknowledged"] < ACKNOWLEDGED_MIN:
-            return f"only {self.counts['records acknowledged']} records are acknowledged"
-        if not all(self._last_words.values()) or any(
-            producer.has_unacknowledged for producer in self.producers
-        ):
-            return "records of idempotent producers are not acknowledged"
+    def unavailable(self) -> str | None:
+        """A partition that has not recovered, if there is one."""
         for topic in self.topics:
             for key in self.cluster.partitions(topic.name):
-                if not self.consumer.has_read(key):
-                    return f"committed records of {topic.name} {key} cannot be read"
                 state = self.cluster.invariants.image.topics_by_id[key.topic_id].partitions[key.partition]
                 if not state.has_leader or len(state.isr) < min(topic.isr_min, len(state.replicas)):
                     return f"{topic.name} {key} has leader {state.leader} and in-sync set {state.isr}"
-        if not any(member.is_working for member in self.members):
-            return "no member of the group works"
         return None
-
-    def finish(self) -> None:
-        self.careless[0].count_losses()
 
 
 def new_topic(topic: TopicShape) -> NewTopic:
@@ -211,4 +177,8 @@ def new_topic(topic: TopicShape) -> NewTopic:
 
 
 def offsets_topic() -> TopicShape:
-    return TopicShape(OFFSETS_TOPIC, 1, 3, 2)
+    return internal_topic(OFFSETS_TOPIC)
+
+
+def internal_topic(name: str) -> TopicShape:
+    return TopicShape(name, 1, 3, 2)

@@ -1,0 +1,57 @@
+"""Which shard lives on which internal topic, and what its coordinator does unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from penstock.cluster.names import CONSUMER_OFFSETS, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
+from penstock.groups.settings import GroupSettings
+from penstock.groups.shard import GroupShard
+from penstock.groups.share_state.shard import ShareStateShard
+from penstock.simulation.burying import bury
+from penstock.simulation.coordinator import Coordinator
+from penstock.simulation.image_topics import ImageTopics
+from penstock.simulation.markers import deliver_markers
+from penstock.simulation.releasing import ScheduleHost, new_schedule, release
+from penstock.transactions.settings import TransactionSettings
+from penstock.transactions.shard import TransactionShard
+
+if TYPE_CHECKING:
+    from penstock.simulation.replica import Replica
+
+GROUP_SETTINGS: Final = GroupSettings(
+    session_timeout_min_ms=50,
+    initial_rebalance_delay_ms=20,
+    new_member_join_timeout_ms=1_000,
+    consumer_session_timeout_ms=300,
+)
+TRANSACTION_SETTINGS: Final = TransactionSettings(timed_out_check_interval_ms=40, two_phase_enabled=True)
+
+
+class Kind(NamedTuple):
+    new_shard: Callable[[Replica], Any]
+    #: Called with every new coordinator: from then on it works until it is closed.
+    serve: Callable[[Any], None] | None = None
+    runtime: type[Coordinator] = Coordinator
+
+
+def _groups(replica: Replica) -> GroupShard:
+    return GroupShard(GROUP_SETTINGS, ImageTopics(replica.node))
+
+
+def _transactions(replica: Replica) -> TransactionShard:
+    cluster = replica.node.cluster
+    return TransactionShard(TRANSACTION_SETTINGS, transaction_version=lambda: cluster.transaction_version)
+
+
+def _share_state(replica: Replica) -> ShareStateShard:
+    return ShareStateShard(updates_per_snapshot=20)
+
+
+KINDS: Final = {
+    CONSUMER_OFFSETS: Kind(_groups),
+    TRANSACTION_STATE: Kind(_transactions, deliver_markers),
+    SHARE_GROUP_STATE: Kind(_share_state, bury),
+    SCHEDULE: Kind(new_schedule, release, ScheduleHost),
+}
