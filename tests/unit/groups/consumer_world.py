@@ -172,7 +172,6 @@ class World:
                     group,
                 )
 
-
     def _owned_since(self) -> dict[Place, tuple[str, int]]:
         """Whoever was away begins anew when it comes back."""
         found = {}
