@@ -47,6 +47,27 @@ class ProxyProcess:
     def heal(self, *, reset: bool = False) -> int:
         return int(self._ask(do="heal", reset=reset))
 
+    def watch(self) -> None:
+        """From now on requests of clients can be held."""
+        self._ask(do="watch")
+
+    def lie_in_wait(self, api_key: int) -> None:
+        """Hold the next request of that kind, and what comes behind it."""
+        self._ask(do="lie in wait", api_key=api_key)
+
+    def call_off(self) -> None:
+        """Hold no more requests than those that are held."""
+        self._ask(do="call off")
+
+    def let_go(self) -> int:
+        """What is held arrives now."""
+        return int(self._ask(do="let go"))
+
+    def held(self) -> dict[str, int]:
+        """How many requests are `held`, and how many were let go and it is `over` with them: answered or cut off."""
+        found: dict[str, int] = self._ask(do="held")
+        return found
+
     def links(self) -> list[Path]:
         return [Path(*pair) for pair in self._ask(do="links")]
 

@@ -12,6 +12,7 @@ import json
 import sys
 from typing import Any, NamedTuple
 
+from tests.chaos.ambush import Ambush, Road
 from tests.chaos.callers import caller
 
 OUTSIDE = "clients"  # whoever is not a known node
@@ -115,6 +116,8 @@ class Link:
         self.source = OUTSIDE
         self.is_dialling = True  # not yet through to the node
         self._has_dialled = False
+        self.road: Road | None = None  # where single requests of clients may be held
+        self._is_over = False  # it was held, let go, and answered or cut off
         self._early: list[bytes] = []  # some versions of asyncio read on although they are told to pause
         self.caller = Side(self, Path(OUTSIDE, door.node))
         self.called = Side(self, Path(door.node, OUTSIDE))
@@ -130,6 +133,8 @@ class Link:
         self.caller.path = Path(self.source, self.door.node)
         self.called.path = Path(self.door.node, self.source)
         self.network.links.add(self)
+        if self.source == OUTSIDE and self.network.ambush is not None:
+            self.road = Road(self.network.ambush)
         side.transport.pause_reading()
         self.dial()
 
@@ -168,6 +173,34 @@ class Link:
         self.dial()
 
     def forward(self, side: Side, data: bytes) -> None:
+        if self.road is not None:
+            data = self._on_the_road(self.road, side, data)
+        self._pass_on(side, data)
+
+    def _on_the_road(self, road: Road, side: Side, data: bytes) -> bytes:
+        if side is self.caller:
+            return road.send(data)
+        self._note_end()
+        return data
+
+    def _note_end(self) -> None:
+        if self.was_ambushed and not self.is_ambushed and not self._is_over:
+            self._is_over = True
+            self.network.over += 1
+
+    def let_go(self) -> None:
+        assert self.road is not None
+        self._pass_on(self.caller, self.road.let_go())
+
+    @property
+    def is_ambushed(self) -> bool:
+        return self.road is not None and self.road.is_blocked
+
+    @property
+    def was_ambushed(self) -> bool:
+        return self.road is not None and self.road.has_been_blocked
+
+    def _pass_on(self, side: Side, data: bytes) -> None:
         transport = self.other(side).transport
         if self.is_dialling:
             self._early.append(data)
@@ -175,10 +208,13 @@ class Link:
             transport.write(data)
 
     def hung_up(self, side: Side) -> None:
+        if side is self.caller and self.was_ambushed:
+            return  # the node shall get what was held, and have somebody to answer
         if not self.network.rules.holds(side.path):
             self._tell(side)
 
     def _tell(self, gone: Side) -> None:
+        self._note_end()
         transport = self.other(gone).transport
         if transport is not None:
             transport.close()
@@ -198,6 +234,8 @@ class Network:
         self.loop = loop
         self.rules = Rules()
         self.links: set[Link] = set()
+        self.ambush: Ambush | None = None
+        self.over = 0  # requests that were let go, and answered or cut off
         self._names: dict[str, str] = {}
         self._pids: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -241,6 +279,24 @@ class Network:
         self._refresh()
         return len(held)
 
+    def lie_in_wait(self, api_key: int) -> None:
+        """For the next request of a client of that kind; connections of before are not watched."""
+        assert self.ambush is not None, "nobody watches"
+        self.ambush.wanted[api_key] += 1
+
+    def call_off(self) -> None:
+        assert self.ambush is not None, "nobody watches"
+        self.ambush.wanted.clear()
+
+    def let_go(self) -> int:
+        caught = [link for link in self.links if link.is_ambushed]
+        for link in caught:
+            link.let_go()
+        return len(caught)
+
+    def held(self) -> dict[str, int]:
+        return {"held": sum(link.is_ambushed for link in self.links), "over": self.over}
+
     def _refresh(self) -> None:
         for link in list(self.links):
             link.refresh()
@@ -262,6 +318,17 @@ class Network:
                 return self.delay(paths, command["delay_s"])
             case "heal":
                 return self.heal(reset=command["reset"])
+            case "lie in wait":
+                return self.lie_in_wait(command["api_key"])
+            case "watch":
+                self.ambush = Ambush()
+                return None
+            case "call off":
+                return self.call_off()
+            case "let go":
+                return self.let_go()
+            case "held":
+                return self.held()
             case "links":
                 return sorted([*link.caller.path] for link in self.links)
             case other:

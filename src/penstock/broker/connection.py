@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import struct
 from collections import deque
@@ -28,6 +29,7 @@ _FRAME_BYTES_MIN = 8
 #: is too slow is noticed before the next frame.
 _CORKED_REPLIES_MAX = 64
 _CORKED_REPLY_BYTES_MAX = 4096
+_numbers = itertools.count(1)
 
 
 class Slot:
@@ -51,12 +53,13 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog", "_closing", "_corked", "_filled", "_muted", "_needed", "_partial",
         "_partial_view", "_slots", "_transport", "_write_paused", "client_host", "last_active", "listener",
-        "on_lost", "peer", "server",
+        "number", "on_lost", "peer", "server",
     )  # fmt: skip
 
     def __init__(self, server: Server, listener: str) -> None:
         self.server = server
         self.listener = listener
+        self.number = next(_numbers)  # in the order in which connections arrive
         self.client_host = self.peer = "?"
         self.last_active = 0.0
         self._transport: asyncio.Transport | None = None

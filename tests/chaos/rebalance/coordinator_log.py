@@ -12,7 +12,7 @@ from penstock.groups import records as offsets
 from penstock.groups.consumer import records as groups
 
 INTERNAL_TOPIC = "__consumer_offsets"
-READ_S = 2.0
+READ_S = 0.2
 _END_OF_TEXT = "\0"  # which the client library adds
 
 

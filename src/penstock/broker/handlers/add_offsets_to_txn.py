@@ -29,6 +29,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 async def _add(ctx: RequestContext, request: Any) -> ErrorCode:
     refuse_nameless(request.transactional_id)
     transactions = ctx.node.transactions
+    transactions.callers.refuse_late(ctx, request.transactional_id)
     # A producer may name a group before anybody has looked for its coordinator.
     await ctx.node.groups.ensure_topic()
     partition = transactions.offsets_partition(request.group_id)

@@ -81,6 +81,8 @@ async def _add(ctx: RequestContext, asked: AddRequest, verify_only: bool) -> Out
     transactions = ctx.node.transactions
     try:
         refuse_nameless(asked.transactional_id)
+        if ctx.version < _MANY_FROM:
+            transactions.callers.refuse_late(ctx, asked.transactional_id)
         reply = await (
             transactions.verify_partitions(asked) if verify_only else transactions.add_partitions(asked)
         )

@@ -1,7 +1,8 @@
 """EndTxn (key 26), v0-5. Commit or abort: answered once the decision is safe, while the markers are on their way.
 
 From v5 on every transaction has an epoch of its own, and the answer is the producer id and epoch of the next one, so
-that a request that comes late never ends a later transaction (KIP-890).
+that a request that comes late never ends a later transaction (KIP-890). Before v5 its connection shows that it is late:
+see `Callers`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _EPOCH_PER_TRANSACTION_FROM: Final = 5
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
         refuse_nameless(request.transactional_id)
+        if ctx.version < _EPOCH_PER_TRANSACTION_FROM:
+            ctx.node.transactions.callers.refuse_late(ctx, request.transactional_id)
         reply = await ctx.node.transactions.end(
             EndRequest(
                 request.transactional_id,

@@ -34,6 +34,7 @@ _PRODUCE_VERSION: Final = {4: 11, 5: 12}
 _PRODUCE_VERSION_BEFORE: Final = 10
 #: Producers before this version give up when they are told that the coordinator is loading.
 _LOADING_KNOWN_FROM: Final = 2
+_EPOCH_PER_TRANSACTION_FROM: Final = 5
 
 _Place = tuple[str, int]
 
@@ -77,6 +78,8 @@ async def _stage(ctx: RequestContext, request: Any, offsets: tuple[OffsetToCommi
     refuse_nameless(request.transactional_id)
     if not request.group_id:
         raise ApiError(ErrorCode.invalid_group_id)
+    if ctx.version < _EPOCH_PER_TRANSACTION_FROM:
+        ctx.node.transactions.offset_callers.refuse_late(ctx, request.transactional_id)
     groups = ctx.node.groups
     partition = ctx.node.partitions.led(OFFSETS_TOPIC, groups.shard_of(request.group_id))
     if partition is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.broker.internal_topics import TRANSACTIONS
 from penstock.broker.sharded_coordinator import ShardedCoordinator
 from penstock.broker.transactions.admission import Admission
+from penstock.broker.transactions.callers import Callers
 from penstock.broker.transactions.markers import MarkerDelivery
 from penstock.broker.transactions.verification import Verification
 from penstock.cluster.names import CONSUMER_OFFSETS
@@ -52,6 +53,8 @@ class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
         self.ended: dict[str, int] = {}
         self.verification = Verification(node, self)
         self.admission = Admission(node)
+        self.callers = Callers()
+        self.offset_callers = Callers()
 
     @property
     def transaction_version(self) -> int:
