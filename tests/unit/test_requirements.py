@@ -8,7 +8,8 @@ ROWS = [line for line in (ROOT / "docs/requirements.md").read_text().splitlines(
 DELIVERED = {
     *(f"L{n}" for n in range(1, 8)),
     *(f"P{n}" for n in range(1, 7)),
-    *(f"C{n}" for n in range(1, 5)),
+    *(f"C{n}" for n in range(1, 8)),
+    *("D1", "D4", "F1", "F3"),
 }
 
 
