@@ -81,6 +81,6 @@ def queue() -> Suite:
         scenarios=(*transactions.SCENARIOS, *rebalance.SCENARIOS, *share.SCENARIOS),
         ours=PenstockBroker,
         peers={"kafka": KafkaBroker, "nats": NatsServer},
-        full=Pace(timing=Timing(1, 4), warm_up=WarmUp(6, 500_000_000, 60_000), rounds=3),
+        full=Pace(timing=Timing(1, 3), warm_up=WarmUp(6, 500_000_000, 60_000), rounds=3),
         quick=Pace(timing=Timing(0.5, 1.5), warm_up=WarmUp(2, 150_000_000, 5_000), rounds=1),
     )

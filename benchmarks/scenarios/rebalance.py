@@ -28,6 +28,8 @@ _MORE_PARTITIONS = 4 * MEMBERS
 _EAGER_S = 0.1
 #: What client libraries of the classic protocol do unless told otherwise.
 _CLASSIC_S = 3.0
+#: Members that are told to wait for five seconds need a session that forgives a late answer.
+_PATIENT_SESSION_S = 15.0
 _CALM_S = 0.5
 _TIMEOUT_S = 120.0
 
@@ -39,6 +41,7 @@ class _Consumers:
         self.response_class = consumer_members.response_class
         self.troop = Troop(self.response_class)
         self._address, self._topic, self._interval_s = address, topic.name, interval_s
+        self.session_s = SESSION_TIMEOUT_MIN_S if interval_s else _PATIENT_SESSION_S
         self.group = f"{topic.name}-group"
         self.partitions = _PARTITIONS
 
@@ -65,10 +68,11 @@ class _Classics:
         self.response_class = classic_members.response_class
         self.troop = Troop(self.response_class)
         self._address, self.spread_s = address, interval_s or _CLASSIC_S
+        self.session_s = SESSION_TIMEOUT_MIN_S if interval_s else _PATIENT_SESSION_S
         self.group = f"{topic.name}-group"
 
     def new_member(self, due_s: float) -> ClassicMember:
-        return ClassicMember(self._address, self.group, SESSION_TIMEOUT_MIN_S, due_s, self.spread_s)
+        return ClassicMember(self._address, self.group, self.session_s, due_s, self.spread_s)
 
     def is_settled(self) -> Callable[[Iterable[Any]], bool]:
         return classic_members.is_settled
@@ -103,7 +107,7 @@ def _group(broker: Subject, kind: _Kind) -> Iterator[tuple[_Group, Topic]]:
         with broker.connect() as admin:
             await_coordinator(admin, Coordinated.GROUP, group.group)
             if isinstance(group, _Consumers):
-                session = {"consumer.session.timeout.ms": str(int(SESSION_TIMEOUT_MIN_S * 1000))}
+                session = {"consumer.session.timeout.ms": str(int(group.session_s * 1000))}
                 alter_configs(admin, Resource.GROUP, group.group, session)
         try:
             yield group, topic
@@ -177,7 +181,7 @@ def _crash(group: _Group, member: Any) -> float:
     _finish_request(group, member)
     is_settled = group.is_settled()
     group.troop.remove(member)
-    began_s: float = member.heard_s + SESSION_TIMEOUT_MIN_S
+    began_s: float = member.heard_s + group.session_s
     return group.troop.run_until(is_settled, _TIMEOUT_S, "crash") - began_s
 
 
