@@ -270,7 +270,10 @@ class Campaign:
         self._crowd.at_least(1)
         self._ends = eventually(self._log_ends, within_s=RECOVERY_S, what="the ends")
         total = sum(self._ends.values())
-        eventually(lambda: self._committed().total >= total, within_s=RECOVERY_S, what="all of it committed")
+        with self._noted():
+            eventually(
+                lambda: self._committed().total >= total, within_s=RECOVERY_S, what="all of it committed"
+            )
         self._crowd.stop()
         self._rows = coordinator_log.read(self._cluster.bootstrap_servers)
 

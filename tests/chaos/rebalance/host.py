@@ -52,6 +52,7 @@ class Member:
         self._diary = diary
         self._leaving = threading.Event()
         self._next: dict[int, int] = {}  # read and not yet committed
+        self._owned: set[int] = set()
         self._due_s = 0.0
         static = {"group.instance.id": f"host-{job.number}"} if slot == 0 else {}
         settings = {"group.id": GROUP, "group.protocol": "consumer", "bootstrap.servers": job.servers}
@@ -101,21 +102,26 @@ class Member:
             answer = self._consumer.commit(offsets=offsets, asynchronous=False) or []
         except KafkaException as error:
             self._diary.add(self._name, "refused", [rows, error.args[0].name()])
+            again = {number: offset for number, offset in rows if number in self._owned}
+            self._next = {**again, **self._next}
             return
         kept = [[item.partition, item.offset] for item in answer if item.error is None]
         self._diary.add(self._name, "committed", kept)
 
     def _assigned(self, _: Consumer, given: list[TopicPartition]) -> None:
+        self._owned.update(_numbers(given))
         self._diary.add(self._name or self._consumer.memberid(), "assigned", _numbers(given))
 
     def _revoked(self, _: Consumer, taken: list[TopicPartition]) -> None:
         """What was read is committed while it is still this member's; only then the broker is told."""
+        self._owned.difference_update(_numbers(taken))
         mine = {number: self._next[number] for number in _numbers(taken) if number in self._next}
         if mine:
             self._commit(mine)
         self._diary.add(self._name, "revoked", _numbers(taken))
 
     def _lost(self, _: Consumer, taken: list[TopicPartition]) -> None:
+        self._owned.difference_update(_numbers(taken))
         for number in _numbers(taken):
             self._next.pop(number, None)
         self._diary.add(self._name, "lost", _numbers(taken))
