@@ -62,6 +62,7 @@ def group_config(own: Mapping[str, str], layers: tuple[Layer, ...]) -> GroupConf
     return GroupConfig(
         consumer_session_timeout_ms=value["consumer.session.timeout.ms"],
         consumer_heartbeat_interval_ms=value["consumer.heartbeat.interval.ms"],
+        consumer_assignment_interval_ms=value["consumer.assignment.interval.ms"],
         share_session_timeout_ms=value["share.session.timeout.ms"],
         share_heartbeat_interval_ms=value["share.heartbeat.interval.ms"],
         share_record_lock_duration_ms=value["share.record.lock.duration.ms"],

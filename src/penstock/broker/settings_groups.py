@@ -27,6 +27,23 @@ def _presence(kind: str) -> tuple[Setting, ...]:
 
 CONSUMER_GROUPS: Final = (
     *_presence("consumer"),
+    _integer(
+        "group.consumer.assignment.interval.ms",
+        1_000,
+        "Default of a group's consumer.assignment.interval.ms.",
+        0,
+    ),
+    _integer(
+        "group.consumer.min.assignment.interval.ms",
+        0,
+        "Lowest consumer.assignment.interval.ms of a group.",
+        0,
+    ),
+    _integer(
+        "group.consumer.max.assignment.interval.ms",
+        15_000,
+        "Highest consumer.assignment.interval.ms of a group.",
+    ),
     _integer("group.consumer.max.size", _INT_MAX, "Members of one group under the consumer protocol."),
     node_setting(
         "group.consumer.assignors",
@@ -99,6 +116,7 @@ SHARE_GROUPS: Final = (
 #: What has a default, a lowest and a highest value: the kind of group, and the rest of the name.
 _BOUNDED: Final = (
     ("consumer", "session.timeout.ms"),
+    ("consumer", "assignment.interval.ms"),
     ("consumer", "heartbeat.interval.ms"),
     ("share", "session.timeout.ms"),
     ("share", "heartbeat.interval.ms"),

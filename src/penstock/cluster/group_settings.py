@@ -93,6 +93,7 @@ _CHECKS = {
 GROUP_SYNONYMS: Final[dict[str, tuple[NodeSynonym, ...]]] = {
     "consumer.session.timeout.ms": (NodeSynonym("group.consumer.session.timeout.ms"),),
     "consumer.heartbeat.interval.ms": (NodeSynonym("group.consumer.heartbeat.interval.ms"),),
+    "consumer.assignment.interval.ms": (NodeSynonym("group.consumer.assignment.interval.ms"),),
     "share.session.timeout.ms": (NodeSynonym("group.share.session.timeout.ms"),),
     "share.heartbeat.interval.ms": (NodeSynonym("group.share.heartbeat.interval.ms"),),
     "share.record.lock.duration.ms": (NodeSynonym("group.share.record.lock.duration.ms"),),
@@ -106,6 +107,9 @@ GROUP_BOUNDS: Final[dict[str, NodeBounds]] = {
     ),
     "consumer.heartbeat.interval.ms": NodeBounds(
         "group.consumer.min.heartbeat.interval.ms", "group.consumer.max.heartbeat.interval.ms"
+    ),
+    "consumer.assignment.interval.ms": NodeBounds(
+        "group.consumer.min.assignment.interval.ms", "group.consumer.max.assignment.interval.ms"
     ),
     "share.session.timeout.ms": NodeBounds(
         "group.share.min.session.timeout.ms", "group.share.max.session.timeout.ms"
@@ -129,6 +133,13 @@ _MEMBERS = (
         "consumer.session.timeout.ms", _INT, 45_000, "Silence after which a consumer has left its group.", 1
     ),
     _group("consumer.heartbeat.interval.ms", _INT, 5_000, "How often consumers are told to be heard of.", 1),
+    _group(
+        "consumer.assignment.interval.ms",
+        _INT,
+        1_000,
+        "How long those that join after an assignment wait for the next one, together.",
+        0,
+    ),
     _group(
         "share.session.timeout.ms",
         _INT,

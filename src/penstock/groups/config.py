@@ -27,6 +27,7 @@ class GroupConfig:
 
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
+    consumer_assignment_interval_ms: int = 1_000
 
     share_session_timeout_ms: int = 45_000
     share_heartbeat_interval_ms: int = 5_000

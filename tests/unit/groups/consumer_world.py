@@ -37,6 +37,7 @@ from penstock.protocol.errors import ErrorCode
 
 GROUP = "g"
 SESSION_MS = 10_000
+HEARTBEAT_MS = 1_000
 REBALANCE_MS = 30_000
 Place = tuple[UUID, int]
 
@@ -86,6 +87,7 @@ class World:
         self.waiting: dict[object, Callable[[Any], None]] = {}
         #: Whose a partition is in a consumer group, and at which epoch it became so.
         self.since: dict[Place, tuple[str, int]] = {}
+        self.assignment_interval_ms = 0
         self._ids = 0
         self.apply(self.shard.loaded(0))
 
@@ -275,6 +277,7 @@ class NewClient(Client):
         self.member_id = world.fresh_id(name)
         self.told: set[Place] = set()
         self.regex, self.rack_id = regex, rack_id
+        self.next_beat_in_ms = HEARTBEAT_MS
         self._sent: set[Place] | None = None
 
     def holds(self) -> set[Place]:
@@ -305,7 +308,8 @@ class NewClient(Client):
             topic_regex=self.regex if full else None,
             owned=owned,
             session_timeout_ms=SESSION_MS,
-            heartbeat_interval_ms=1_000,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            assignment_interval_ms=self.world.assignment_interval_ms,
         )
         said = set(self.owned)
         self._sent = None if lost else said
@@ -318,7 +322,7 @@ class NewClient(Client):
             member_epoch=AWAY if away else LEFT,
             instance_id=self.instance_id,
             session_timeout_ms=SESSION_MS,
-            heartbeat_interval_ms=1_000,
+            heartbeat_interval_ms=HEARTBEAT_MS,
         )
         self.crash()
         self._ask(request, lambda _: None, "")
@@ -340,7 +344,7 @@ class NewClient(Client):
             assert reply.error in known, reply
             self.owned, self.told, self.epoch, self._sent = set(), set(), 0, None
             return
-        self.epoch = reply.member_epoch
+        self.epoch, self.next_beat_in_ms = reply.member_epoch, reply.heartbeat_interval_ms
         if reply.assigned is not None:
             self.told = {(id, number) for id, numbers in reply.assigned.items() for number in numbers}
 

@@ -36,8 +36,13 @@ NUMBER = st.integers(0, 1 << 16)
 class Histories(RuleBasedStateMachine):
     clients_max = 5
 
-    @initialize(t=PARTITIONS, u=PARTITIONS, assignor=st.sampled_from((("uniform",), ("range",))))
-    def begin(self, t: int, u: int, assignor: tuple[str, ...]) -> None:
+    @initialize(
+        t=PARTITIONS,
+        u=PARTITIONS,
+        assignor=st.sampled_from((("uniform",), ("range",))),
+        interval_ms=st.sampled_from((0, 1_500)),
+    )
+    def begin(self, t: int, u: int, assignor: tuple[str, ...], interval_ms: int) -> None:
         self.topics = FakeTopics()
         self.topics.set("t", t)
         self.topics.set("u", u)
@@ -45,6 +50,7 @@ class Histories(RuleBasedStateMachine):
             initial_rebalance_delay_ms=0, consumer_session_timeout_ms=SESSION_MS, consumer_assignors=assignor
         )
         self.world = World(rules, self.topics)
+        self.world.assignment_interval_ms = interval_ms
 
     # Members
 

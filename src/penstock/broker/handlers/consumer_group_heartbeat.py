@@ -66,6 +66,7 @@ def _beat(ctx: RequestContext, request: Any) -> ConsumerHeartbeat:
         owned=None if request.topic_partitions is None else _owned(request.topic_partitions),
         session_timeout_ms=config.consumer_session_timeout_ms,
         heartbeat_interval_ms=config.consumer_heartbeat_interval_ms,
+        assignment_interval_ms=config.consumer_assignment_interval_ms,
     )
 
 

@@ -5,7 +5,7 @@ from penstock.groups.consumer.draft import Draft
 from penstock.groups.consumer.messages import ConsumerHeartbeat, ConsumerHeartbeatReply
 from penstock.groups.consumer.migration import downgrade, may_downgrade
 from penstock.groups.consumer.state import GroupState
-from penstock.groups.consumer.subscriptions import metadata_hash, resolve_regexes
+from penstock.groups.consumer.subscriptions import resolve_regexes, subscribed_hash
 from penstock.groups.consumer.values import AWAY, NOTHING, Member
 from penstock.groups.work import Step
 
@@ -35,4 +35,4 @@ def fence(group: GroupState, member: Member, step: Step) -> None:
 def begin_epoch_without(draft: Draft) -> None:
     """Some have left. The target is worked out when the next one is heard of."""
     resolve_regexes(draft)
-    draft.begin_epoch(metadata_hash(draft.state.subscribed, draft.step.topics))
+    draft.begin_epoch(subscribed_hash(draft))

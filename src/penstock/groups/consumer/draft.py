@@ -35,6 +35,10 @@ class Draft:
         """Whether topics are as they were when they were last looked at for this group."""
         return self._origin.topics_version == self.step.topics.version
 
+    @property
+    def subscribed_before(self) -> frozenset[str]:
+        return self._origin.subscribed
+
     def topics_seen(self) -> None:
         self._origin.topics_version = self.state.topics_version = self.step.topics.version
 

@@ -13,6 +13,7 @@ from penstock.groups.consumer.messages import ConsumerHeartbeat, ConsumerHeartbe
 from penstock.groups.consumer.migration import upgraded
 from penstock.groups.consumer.progress import advance, replace_static
 from penstock.groups.consumer.state import GroupState
+from penstock.groups.consumer.target import target_due_in_ms
 from penstock.groups.consumer.values import AWAY, JOINING, Member, Subscription
 from penstock.groups.shard import GroupShard
 from penstock.groups.work import Step, Token, Work
@@ -64,7 +65,12 @@ def _beat(draft: Draft, request: ConsumerHeartbeat) -> ConsumerHeartbeatReply:
     before = member.current
     subscription = _subscription(member.subscription, request)
     member = advance(
-        draft, member, subscription, request.owned, holds_nothing_else=request.member_epoch == JOINING
+        draft,
+        member,
+        subscription,
+        request.owned,
+        holds_nothing_else=request.member_epoch == JOINING,
+        target_interval_ms=request.assignment_interval_ms,
     )
     expect_heartbeat(draft.step, draft.group_id, member, request.session_timeout_ms)
     # Who is an epoch behind has not heard the last reply.
@@ -73,9 +79,18 @@ def _beat(draft: Draft, request: ConsumerHeartbeat) -> ConsumerHeartbeatReply:
     return ConsumerHeartbeatReply(
         member_id=member.member_id,
         member_epoch=member.current.epoch,
-        heartbeat_interval_ms=request.heartbeat_interval_ms,
+        heartbeat_interval_ms=_next_beat_in_ms(draft, request),
         assigned=member.current.assigned if is_told else None,
     )
+
+
+def _next_beat_in_ms(draft: Draft, request: ConsumerHeartbeat) -> int:
+    """Who waits for a target that is put off comes back when it is due."""
+    state, interval_ms = draft.state, request.heartbeat_interval_ms
+    if state.epoch == state.target_epoch:
+        return interval_ms
+    due_in_ms = target_due_in_ms(state, request.assignment_interval_ms, draft.step.now_ms)
+    return min(interval_ms, due_in_ms)
 
 
 def _wants_all(request: ConsumerHeartbeat) -> bool:

@@ -25,6 +25,7 @@ class ConsumerHeartbeat:
     #: What holds for this group now.
     session_timeout_ms: int
     heartbeat_interval_ms: int
+    assignment_interval_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,15 @@ from penstock.groups.consumer.draft import Draft, cancel_timers, expect_heartbea
 from penstock.groups.consumer.embedded import Malformed, parse_assignment, parse_subscription
 from penstock.groups.consumer.records import Kind
 from penstock.groups.consumer.state import GroupState
-from penstock.groups.consumer.values import Current, GroupEpoch, Member, Phase, Subscription, assignment
+from penstock.groups.consumer.values import (
+    Current,
+    GroupEpoch,
+    Member,
+    Phase,
+    Subscription,
+    TargetEpoch,
+    assignment,
+)
 from penstock.groups.member import Member as ClassicMember
 from penstock.groups.rebalance import answer_waiting, prepare
 from penstock.groups.records import GroupRecord, StoredGroup, StoredMember
@@ -59,7 +67,7 @@ def _install(draft: Draft, epoch: int, members: list[Member]) -> None:
     draft.change(Kind.GROUP_EPOCH, "", GroupEpoch(epoch))
     for member in members:
         draft.change(Kind.TARGET, member.member_id, member.current.assigned)
-    draft.change(Kind.TARGET_EPOCH, "", epoch)
+    draft.change(Kind.TARGET_EPOCH, "", TargetEpoch(epoch))
     for member in members:
         draft.change(Kind.CURRENT, member.member_id, member.current)
         expect_heartbeat(draft.step, draft.group_id, member, draft.step.settings.consumer_session_timeout_ms)

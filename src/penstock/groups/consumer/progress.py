@@ -3,7 +3,7 @@
 from penstock.groups.consumer.draft import REBALANCE, Draft
 from penstock.groups.consumer.reconcile import reconcile
 from penstock.groups.consumer.records import Kind
-from penstock.groups.consumer.subscriptions import metadata_hash, resolve_regexes
+from penstock.groups.consumer.subscriptions import resolve_regexes, subscribed_hash
 from penstock.groups.consumer.target import update_target
 from penstock.groups.consumer.values import JOINING, NOTHING, Assignment, Member, Phase, Subscription
 from penstock.groups.work import Timer
@@ -16,6 +16,7 @@ def advance(
     owned: Assignment | None,
     *,
     holds_nothing_else: bool,
+    target_interval_ms: int = 0,
 ) -> Member:
     """`member` may be new; what it has become is returned."""
     old = member.subscription
@@ -23,7 +24,9 @@ def advance(
         draft.change(Kind.SUBSCRIPTION, member.member_id, subscription)
     is_other = (subscription.topic_names, subscription.topic_regex) != (old.topic_names, old.topic_regex)
     refresh(draft, begins_epoch=is_other)
-    update_target(draft)
+    # Who subscribes to something else must not be told of what it no longer wants.
+    changes_its_mind = is_other and bool(old.topic_names or old.topic_regex)
+    update_target(draft, 0 if changes_its_mind else target_interval_ms)
     return _reconciled(draft, member.member_id, owned, holds_nothing_else=holds_nothing_else)
 
 
@@ -32,7 +35,7 @@ def refresh(draft: Draft, *, begins_epoch: bool) -> None:
     if draft.knows_topics and not begins_epoch:
         return
     resolve_regexes(draft)
-    number = metadata_hash(draft.state.subscribed, draft.step.topics)
+    number = subscribed_hash(draft)
     if begins_epoch or number != draft.state.metadata_hash:
         draft.begin_epoch(number)
     draft.topics_seen()

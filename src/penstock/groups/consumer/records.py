@@ -19,6 +19,7 @@ from penstock.groups.consumer.values import (
     Phase,
     Resolved,
     Subscription,
+    TargetEpoch,
 )
 from penstock.groups.records import KeyValue, UnknownVersion, key_type
 
@@ -33,7 +34,7 @@ class Kind(IntEnum):
     #: Kafka 4.0 kept the partitions of topics here; a hash in the group's epoch has taken their place.
     PARTITION_METADATA = 4
     SUBSCRIPTION = 5  # Subscription, by member
-    TARGET_EPOCH = 6  # int
+    TARGET_EPOCH = 6  # TargetEpoch
     TARGET = 7  # Assignment, by member
     CURRENT = 8  # Current, by member
     REGEX = 16  # Resolved, by regular expression
@@ -133,8 +134,8 @@ def _classic_entity(classic: ClassicPart | None) -> Any:
     )
 
 
-def _target_epoch_entity(epoch: int) -> Any:
-    return schemas.TargetEpochValue(assignment_epoch=epoch)
+def _target_epoch_entity(value: TargetEpoch) -> Any:
+    return schemas.TargetEpochValue(assignment_epoch=value.epoch, assignment_timestamp=value.timestamp_ms)
 
 
 def partition_parts(value: Assignment) -> tuple[Any, ...]:
@@ -240,7 +241,10 @@ _PARSERS: Final[dict[Kind, tuple[Any, Any]]] = {
         lambda entity: GroupEpoch(entity.epoch, entity.metadata_hash),
     ),
     Kind.SUBSCRIPTION: (schemas.SubscriptionValue, _subscription),
-    Kind.TARGET_EPOCH: (schemas.TargetEpochValue, lambda entity: entity.assignment_epoch),
+    Kind.TARGET_EPOCH: (
+        schemas.TargetEpochValue,
+        lambda entity: TargetEpoch(entity.assignment_epoch, entity.assignment_timestamp),
+    ),
     Kind.TARGET: (schemas.TargetValue, lambda entity: assignment_of(entity.topic_partitions)),
     Kind.CURRENT: (schemas.CurrentValue, _current),
     Kind.REGEX: (

@@ -7,7 +7,6 @@ from uuid import UUID
 
 from penstock.groups.consumer.records import Kind, Record, encode
 from penstock.groups.consumer.values import (
-    NO_TARGET,
     NOTHING,
     Assignment,
     Current,
@@ -15,6 +14,7 @@ from penstock.groups.consumer.values import (
     Member,
     Resolved,
     Subscription,
+    TargetEpoch,
 )
 from penstock.groups.records import KeyValue
 
@@ -30,6 +30,7 @@ class GroupState:
         "regexes",
         "static_ids",
         "target_epoch",
+        "target_timestamp_ms",
         "targets",
         "topics_version",
     )
@@ -38,7 +39,7 @@ class GroupState:
         self.group_id = group_id
         self.epoch = 0
         self.metadata_hash = 0
-        self.target_epoch = NO_TARGET
+        self.target_epoch, self.target_timestamp_ms = TargetEpoch()
         self.members: dict[str, Member] = {}
         self.static_ids: dict[str, str] = {}
         self.targets: dict[str, Assignment] = {}
@@ -58,7 +59,8 @@ class GroupState:
     def fork(self) -> "GroupState":
         """A copy on which an operation can try what its records will do."""
         copy = GroupState(self.group_id)
-        copy.epoch, copy.metadata_hash, copy.target_epoch = self.epoch, self.metadata_hash, self.target_epoch
+        copy.epoch, copy.metadata_hash = self.epoch, self.metadata_hash
+        copy.target_epoch, copy.target_timestamp_ms = self.target_epoch, self.target_timestamp_ms
         copy.members, copy.static_ids = dict(self.members), dict(self.static_ids)
         copy.targets, copy.regexes = dict(self.targets), dict(self.regexes)
         copy.owners = {topic_id: dict(owners) for topic_id, owners in self.owners.items()}
@@ -83,9 +85,11 @@ class GroupState:
     @property
     def subscribed(self) -> frozenset[str]:
         if self._subscribed is None:
-            self._subscribed = frozenset().union(
-                *{self.topics_of(member) for member in self.members.values()}
-            )
+            alike = {
+                (member.subscription.topic_names, member.subscription.topic_regex): member
+                for member in self.members.values()
+            }
+            self._subscribed = frozenset().union(*map(self.topics_of, alike.values()))
         return self._subscribed
 
     @property
@@ -133,7 +137,7 @@ class GroupState:
             case Kind.GROUP_EPOCH:
                 self.epoch, self.metadata_hash = value or GroupEpoch(0)
             case Kind.TARGET_EPOCH:
-                self.target_epoch = NO_TARGET if value is None else value
+                self.target_epoch, self.target_timestamp_ms = value or TargetEpoch()
             case Kind.TARGET:
                 _put(self.targets, name, value)
             case Kind.SUBSCRIPTION:

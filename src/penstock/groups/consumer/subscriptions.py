@@ -33,6 +33,13 @@ def metadata_hash(names: Iterable[str], topics: Topics) -> int:
     return int(number)
 
 
+def subscribed_hash(draft: Draft) -> int:
+    """Of the topics that the group subscribes to now, which mostly are those that it subscribed to before."""
+    if draft.knows_topics and draft.state.subscribed == draft.subscribed_before:
+        return draft.state.metadata_hash
+    return metadata_hash(draft.state.subscribed, draft.step.topics)
+
+
 def resolve_regexes(draft: Draft) -> None:
     """Forget the expressions that nobody uses any more, and look for what the others match, if that may be new."""
     topics = draft.step.topics

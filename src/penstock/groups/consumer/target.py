@@ -1,18 +1,30 @@
-"""The target assignment: who is to have what, worked out anew for every epoch of the group."""
+"""The target assignment: who is to have what, worked out anew for the group's last epoch.
+
+That takes time in proportion to members and partitions. Where many join at once it is not done for each of them, but
+for all that came during an interval, so that a whole group that restarts costs a few targets.
+"""
 
 from uuid import UUID
 
 from penstock.groups.consumer.assignor import Candidate, assignor
 from penstock.groups.consumer.draft import Draft
 from penstock.groups.consumer.records import Kind
-from penstock.groups.consumer.values import NOTHING
+from penstock.groups.consumer.state import GroupState
+from penstock.groups.consumer.values import NO_TARGET, NOTHING, TargetEpoch
 from penstock.groups.topics import Topic
 
 
-def update_target(draft: Draft) -> None:
+def target_due_in_ms(state: GroupState, interval_ms: int, now_ms: int) -> int:
+    """0 when it is time, too if the clock has been set back."""
+    age_ms = now_ms - state.target_timestamp_ms
+    has_target = state.target_epoch != NO_TARGET
+    return interval_ms - age_ms if has_target and 0 <= age_ms < interval_ms else 0
+
+
+def update_target(draft: Draft, interval_ms: int) -> None:
     """Records for those whose target has changed, and one that says that it is complete."""
-    state = draft.state
-    if state.epoch <= state.target_epoch:
+    state, now_ms = draft.state, draft.step.now_ms
+    if state.epoch <= state.target_epoch or target_due_in_ms(state, interval_ms, now_ms):
         return
     topics = _topics(draft)
     ids = {topic.name: topic.id for topic in topics.values()}
@@ -32,7 +44,7 @@ def update_target(draft: Draft) -> None:
     for member_id, target in assignor(name)(members, topics).items():
         if target != members[member_id].target or member_id not in state.targets:
             draft.change(Kind.TARGET, member_id, target)
-    draft.change(Kind.TARGET_EPOCH, "", state.epoch)
+    draft.change(Kind.TARGET_EPOCH, "", TargetEpoch(state.epoch, now_ms))
 
 
 def _topics(draft: Draft) -> dict[UUID, Topic]:

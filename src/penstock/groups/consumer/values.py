@@ -109,6 +109,13 @@ class GroupEpoch(NamedTuple):
     metadata_hash: int = 0
 
 
+class TargetEpoch(NamedTuple):
+    """For which epoch of the group the target was last worked out, and when."""
+
+    epoch: int = NO_TARGET
+    timestamp_ms: int = 0
+
+
 class Resolved(NamedTuple):
     """The topics that a regular expression matched."""
 

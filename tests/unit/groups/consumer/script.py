@@ -28,10 +28,13 @@ from penstock.groups.shard import GroupShard
 from penstock.groups.work import Work
 from penstock.protocol.errors import ErrorCode
 
+_HEARTBEAT_MS = 5_000
+
 
 class ConsumerScript(classic_script.Script):
     def __init__(self) -> None:
         self.topics = FakeTopics()
+        self.interval_ms = 0
         super().__init__()
         self._verbs.update(topic=self._topic, beat=self._beat, quit=self._quit, away=self._away)
         self._verbs["restart"] = self._reload
@@ -43,6 +46,7 @@ class ConsumerScript(classic_script.Script):
 
     def _set(self, plain: list[str], named: dict[str, str]) -> Iterator[str]:
         policy = named.pop("policy", None)
+        self.interval_ms = int(named.pop("interval", self.interval_ms))
         yield from super()._set(plain, named)
         if policy is not None:
             self.settings = classic_script.replace(self.settings, consumer_migration_policy=policy)
@@ -87,7 +91,8 @@ class ConsumerScript(classic_script.Script):
             topic_regex=named.get("regex"),
             assignor=named.get("assignor"),
             session_timeout_ms=45_000,
-            heartbeat_interval_ms=5_000,
+            heartbeat_interval_ms=_HEARTBEAT_MS,
+            assignment_interval_ms=self.interval_ms,
             **more,
         )
         verb = "deaf" if "deaf" in named else "beat"
@@ -132,7 +137,7 @@ class ConsumerScript(classic_script.Script):
         if value is None:
             return f"{what}: deleted"
         match record.kind:
-            case Kind.GROUP_EPOCH:
+            case Kind.GROUP_EPOCH | Kind.TARGET_EPOCH:
                 return f"{what}: {value.epoch}"
             case Kind.SUBSCRIPTION:
                 names = ",".join(value.topic_names) + (f" /{value.topic_regex}/" if value.topic_regex else "")
@@ -160,6 +165,8 @@ class ConsumerScript(classic_script.Script):
             return "not heard"
         client.generation = reply.member_epoch
         text = f"{reply.member_id} at epoch {reply.member_epoch}"
+        if reply.member_epoch > 0 and reply.heartbeat_interval_ms != _HEARTBEAT_MS:
+            text += f" back in {reply.heartbeat_interval_ms} ms"
         return text if reply.assigned is None else f"{text} has {self._named(reply.assigned)}"
 
     def _changes(self) -> list[str]:

@@ -14,6 +14,7 @@ from penstock.groups.consumer.values import (
     Phase,
     Resolved,
     Subscription,
+    TargetEpoch,
 )
 from penstock.groups.records import UnknownVersion
 
@@ -47,7 +48,12 @@ ID = "000000000000000000000000000000ff"
             "0005 0001 67 0001 6d",
             "0000 00 0272 01 0268 03 0261 0262 00 00000005 00 01 00 10 01 00000005 02 06 72616e6765 0278 00 00",
         ),
-        (Record(Kind.TARGET_EPOCH, "g", "", 7), "0006 0001 67", "0000 00000007 00"),
+        (Record(Kind.TARGET_EPOCH, "g", "", TargetEpoch(7)), "0006 0001 67", "0000 00000007 00"),
+        (
+            Record(Kind.TARGET_EPOCH, "g", "", TargetEpoch(7, 258)),
+            "0006 0001 67",
+            "0000 00000007 01 00 08 0000000000000102",
+        ),
         (
             Record(Kind.TARGET, "g", "m", {TOPIC: frozenset({0, 2})}),
             "0007 0001 67 0001 6d",
@@ -99,6 +105,6 @@ def test_a_record_without_epochs_counts_from_the_epoch_of_its_member() -> None:
 
 
 def test_a_value_of_an_unknown_version_is_not_guessed_at() -> None:
-    key, _ = encode(Record(Kind.TARGET_EPOCH, "g", "", 1))
+    key, _ = encode(Record(Kind.TARGET_EPOCH, "g", "", TargetEpoch(1)))
     with pytest.raises(UnknownVersion, match="9"):
         decode(key, b"\x00\x09\x00")
