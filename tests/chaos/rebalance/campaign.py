@@ -28,6 +28,7 @@ from tests.waiting import eventually
 
 SESSION_S, HEARTBEAT_S = 3.0, 0.3
 NODE_SETTINGS = {
+    "group.consumer.assignment.interval.ms": "0",  # a rebalance for everyone who comes or goes
     "group.consumer.heartbeat.interval.ms": f"{HEARTBEAT_S * 1000:.0f}",
     "group.consumer.min.heartbeat.interval.ms": "100",
     "group.consumer.min.session.timeout.ms": "1000",
