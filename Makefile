@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 DATA ?= data
 LISTEN ?= localhost:9092
 HTTP ?= localhost:9644
+WORKERS ?= 2
 
 .PHONY: setup up test lint bench fuzz chaos simulate clean
 
@@ -23,7 +24,7 @@ up: setup
 	@exec $(BIN)/penstock serve --listen $(LISTEN) --data-dir $(DATA) --http $(HTTP) --welcome
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check src tests benchmarks examples
