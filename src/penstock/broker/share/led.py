@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from penstock.broker.group_settings import effective_group_settings
 from penstock.broker.share.settings import policy_of
 from penstock.groups.share_partition.acknowledging import check_order
-from penstock.groups.share_partition.messages import Acknowledgement
 from penstock.groups.share_partition.partition import SharePartition
 from penstock.groups.share_state.values import UNSET
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -157,10 +156,9 @@ class LedSharePartition:
         self, member: str, batches: list[tuple[int, int, bytes]], *, may_renew: bool
     ) -> asyncio.Future[None] | None:
         """What to wait for before it is answered. Raises ApiError."""
-        said = [Acknowledgement._make(batch) for batch in batches]
-        check_order(said, may_renew=may_renew)
+        check_order(batches, may_renew=may_renew)
         rules = self.current()
-        is_written = rules.acknowledge(member, said, now_ms=monotonic_ms(), chance=random.random())
+        is_written = rules.acknowledge(member, batches, now_ms=monotonic_ms(), chance=random.random())
         stored = self.stored() if is_written else None
         self.changed()
         return stored

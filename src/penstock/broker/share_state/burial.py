@@ -217,6 +217,8 @@ class Burial:
         keeps_producer: bool = True,
     ) -> None:
         key, settled = self._key, Settled(keeps_producer, lost, resolved)
+        if plan is not None and resolved == plan.resolved:
+            settled = Settled(keeps_producer, lost, (), as_planned=True)
         stored = await self._active.submit(
             lambda shard, token: shard.settle_burial(key, settled, plan, token)
         )

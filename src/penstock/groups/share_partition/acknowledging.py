@@ -5,11 +5,12 @@ nothing is said: no step looks at records one by one.
 """
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
 from penstock.groups.share_partition.core import Core, release_code
-from penstock.groups.share_partition.messages import ACCEPT, GAP, REJECT, RELEASE, RENEW, Acknowledgement
+from penstock.groups.share_partition.messages import ACCEPT, GAP, REJECT, RELEASE, RENEW, Said
 from penstock.groups.share_partition.policy import Backoff, Policy
 from penstock.groups.share_partition.states import (
     ACKNOWLEDGED,
@@ -49,7 +50,7 @@ class _Row(NamedTuple):
     mask: Bytes
 
 
-def check_order(batches: list[Acknowledgement], *, may_renew: bool) -> None:
+def check_order(batches: Sequence[Said], *, may_renew: bool) -> None:
     """What can be said without looking at any record. Raises ApiError."""
     after = 0
     for first, last, types in batches:
@@ -63,11 +64,13 @@ def check_order(batches: list[Acknowledgement], *, may_renew: bool) -> None:
 
 
 def acknowledge(
-    core: Core, member: str, batches: list[Acknowledgement], policy: Policy, *, now_ms: int, chance: float
+    core: Core, member: str, batches: Sequence[Said], policy: Policy, *, now_ms: int, chance: float
 ) -> bool:
     """Returns whether something has to be written before it may be answered. Raises ApiError."""
     # Nobody waits for what lies before the window.
-    batches = [batch for batch in batches if batch.last_offset >= core.window.start]
+    start = core.window.start
+    if batches and batches[0][0] < start:
+        batches = [batch for batch in batches if batch[1] >= start]
     if not batches:
         return False
     number = core.members.number_of(member)
@@ -84,11 +87,11 @@ def acknowledge(
     return is_written
 
 
-def _row(core: Core, batches: list[Acknowledgement]) -> _Row:
+def _row(core: Core, batches: Sequence[Said]) -> _Row:
     window = core.window
-    if batches[-1].last_offset >= window.end:
+    if batches[-1][1] >= window.end:
         raise ApiError(ErrorCode.invalid_request, "offsets beyond what has been acquired")
-    low, high = window.clip(batches[0].first_offset, batches[-1].last_offset + 1)
+    low, high = window.clip(batches[0][0], batches[-1][1] + 1)
     said = bytearray((_NOTHING_SAID,)) * (high - low)
     base = window.start + low
     for first, last, types in batches:

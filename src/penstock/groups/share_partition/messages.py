@@ -9,11 +9,14 @@ GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 
 
 class Acknowledgement(NamedTuple):
-    """`types` has one byte for each offset, or one for all of them."""
+    """`types` has one byte for each offset, or one for all of them. Any tuple of this shape will do."""
 
     first_offset: int
     last_offset: int
     types: bytes
+
+
+Said = tuple[int, int, bytes]
 
 
 class Found(NamedTuple):

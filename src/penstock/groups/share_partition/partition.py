@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from penstock.groups.share_partition import acknowledging, acquiring, timing, writing
 from penstock.groups.share_partition.core import Core, load
 from penstock.groups.share_partition.messages import (
-    Acknowledgement,
     Acquired,
     Appetite,
     Counters,
     Found,
+    Said,
     Write,
 )
 from penstock.groups.share_partition.policy import Policy
@@ -111,7 +111,7 @@ class SharePartition:
         """At most once: has to be written before `acquire` hands any of it out. Returns whether there is anything."""
         return acquiring.reserve(self._core, found, appetite, self.policy)
 
-    def acknowledge(self, member: str, batches: list[Acknowledgement], *, now_ms: int, chance: float) -> bool:
+    def acknowledge(self, member: str, batches: Sequence[Said], *, now_ms: int, chance: float) -> bool:
         """Returns whether a write has to be waited for. Raises ApiError, and then nothing has changed."""
         return acknowledging.acknowledge(
             self._core, member, batches, self.policy, now_ms=now_ms, chance=chance

@@ -4,7 +4,7 @@ A write that fails may have arrived all the same. So nothing is taken back: what
 shown to nobody, and is written again until it is known to be there.
 """
 
-from operator import methodcaller
+import re
 from typing import Final
 
 from penstock.groups.share_partition.core import Core
@@ -27,7 +27,7 @@ _STATE_BITS: Final = 3
 _STATE_MASK: Final = (1 << _STATE_BITS) - 1
 #: More than that does not fit beside the state. NOT_STORED is taken by no count: its low bits are no state.
 _COUNT_MAX: Final = 255 >> _STATE_BITS
-_span = methodcaller("span")
+_RUNS: Final = re.compile(rb"((.)\2*)", re.DOTALL)
 
 
 def take_write(core: Core) -> Write | None:
@@ -64,11 +64,12 @@ def _add_batches(core: Core, low: int, high: int, batches: list[tuple[int, int, 
         return
     # State and count in one byte, so that one search finds where either changes.
     row = ((number(counts) << _STATE_BITS) | number(stored)).to_bytes(high - low, "little")
-    batches += [
-        (base + at, base + after - 1, STORED_STATES[code & _STATE_MASK], code >> _STATE_BITS)
-        for at, after in map(_span, RUN.finditer(row))
-        if (code := row[at]) != NOT_STORED
-    ]
+    at = base
+    for run, _ in _RUNS.findall(row):
+        after = at + len(run)
+        if (code := run[0]) != NOT_STORED:
+            batches.append((at, after - 1, STORED_STATES[code & _STATE_MASK], code >> _STATE_BITS))
+        at = after
 
 
 def _add_batches_of_many_deliveries(

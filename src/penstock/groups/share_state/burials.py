@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from penstock.groups.share_state import records
 from penstock.groups.share_state.ranges import Range, around, merge_into, size, subtract, tidy
-from penstock.groups.share_state.records import Burials, Plan, Producer, Settled, encode_key
+from penstock.groups.share_state.records import Burials, Pair, Plan, Producer, Settled, encode_key
 from penstock.groups.share_state.values import Key
 
 _SEQUENCE_MAX: Final = (1 << 31) - 1
@@ -79,18 +79,35 @@ class PartitionBurials:
         self.producer = Producer(plan.producer_id, plan.epoch, following(plan), plan.target)
 
     def settle(self, settled: Settled) -> None:
-        if settled.resolved:
-            # There may be very many others.
-            low, high = around(self.pending, settled.resolved)
-            left = subtract(self.pending[low:high], settled.resolved)
-            self.pending_count -= size(self.pending[low:high]) - size(left)
-            self.pending[low:high] = left
-        if self.plan is not None and settled.resolved:
+        resolved = settled.resolved
+        if settled.as_planned and self.plan is not None:
+            resolved = self.plan.resolved
+        if resolved:
+            self._forget(resolved)  # among perhaps very many others
+        if self.plan is not None and resolved:
             self.buried += size(self.plan.offsets)
         self.lost += settled.lost
         self.plan = None
         if not settled.keeps_producer:
             self.producer = None
+
+    def _forget(self, resolved: Sequence[Pair]) -> None:
+        low, high = around(self.pending, resolved)
+        if low < high and self.pending[low][1] < resolved[0][0]:
+            low += 1
+        there = self.pending[low:high]
+        count = size(there)
+        if (
+            there
+            and there[0][0] >= resolved[0][0]
+            and there[-1][1] <= resolved[-1][1]
+            and count == size(resolved)
+        ):
+            left = []  # what is resolved is pending, so it is all of that
+        else:
+            left = subtract(there, resolved)
+        self.pending_count -= count - size(left)
+        self.pending[low:high] = left
 
     def snapshot(self, key: Key) -> list[KeyValue]:
         """The records that bring back all of it."""

@@ -7,12 +7,9 @@ often.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Final
+from operator import lt
 
 Range = tuple[int, int, int, int]
-
-#: With so many old ranges around each new one it is quicker to find the place of each.
-_SPARSE: Final = 4
 
 
 def tidy(ranges: Sequence[Range]) -> Sequence[Range]:
@@ -34,6 +31,12 @@ def _combined(ranges: Sequence[Range]) -> list[Range]:
     return overlay(_combined(ranges[:middle]), _combined(ranges[middle:]))
 
 
+def is_sorted(ranges: Sequence[Range]) -> bool:
+    """And without overlap, as tidy ones are."""
+    columns = tuple(zip(*ranges, strict=True))
+    return not columns or all(map(lt, columns[1], columns[0][1:]))
+
+
 def merge_into(ranges: list[Range], new: Sequence[Range]) -> None:
     """Both tidy. Touches only what lies where the new ones are."""
     if not ranges:
@@ -52,22 +55,23 @@ def _merge_among(ranges: list[Range], new: Sequence[Range]) -> None:
     # From the last one that begins before, which may reach into the new ones, to the first that begins behind.
     low = max(bisect_left(ranges, (new[0][0],)) - 1, 0)
     high = bisect_left(ranges, (new[-1][1] + 2,))
-    if high - low > _SPARSE * len(new) and len(new) > 1:
-        for one in new:
-            _merge_among(ranges, (one,))
-    else:
-        ranges[low:high] = overlay(ranges[low:high], new)
+    ranges[low:high] = overlay(ranges[low:high], new)
 
 
 def overlay(left: Sequence[Range], right: Sequence[Range]) -> list[Range]:
-    """Two tidy lists in one."""
+    """Two tidy lists in one. Of the left one, what lies between those of the right one is not looked at."""
     out: list[Range] = []
-    lefts, rights = iter(left), iter(right)
-    a, b = next(lefts, None), next(rights, None)
+    rights = iter(right)
+    place, count = 1, len(left)  # of the left one that comes next
+    a, b = left[0] if left else None, next(rights, None)
     while a is not None and b is not None:
         if a[1] < b[0]:
             _put(out, a)
-            a = next(lefts, None)
+            if place < count and left[place][1] < b[0]:
+                before, place = place, bisect_left(left, (b[0],), place)
+                place -= left[place - 1][1] >= b[0]
+                out.extend(left[before:place])
+            a, place = left[place] if place < count else None, place + 1
         elif b[1] < a[0]:
             _put(out, b)
             b = next(rights, None)
@@ -81,11 +85,14 @@ def overlay(left: Sequence[Range], right: Sequence[Range]) -> list[Range]:
             last = min(a[1], b[1])
             winner = a if (a[3], a[2]) > (b[3], b[2]) else b
             _put(out, (a[0], last, winner[2], winner[3]))
-            a = (last + 1, a[1], a[2], a[3]) if a[1] > last else next(lefts, None)
+            if a[1] > last:
+                a = (last + 1, a[1], a[2], a[3])
+            else:
+                a, place = left[place] if place < count else None, place + 1
             b = (last + 1, b[1], b[2], b[3]) if b[1] > last else next(rights, None)
     if a is not None:
         _put(out, a)
-        out.extend(lefts)
+        out.extend(left[place:])
     if b is not None:
         _put(out, b)
         out.extend(rights)
@@ -141,7 +148,8 @@ def around(ranges: Sequence[Range], others: Sequence[tuple[int, ...]]) -> tuple[
 
 def size(ranges: Iterable[tuple[int, ...]]) -> int:
     """How many offsets they hold."""
-    return sum(one[1] - one[0] + 1 for one in ranges)
+    columns = tuple(zip(*ranges, strict=True))
+    return sum(columns[1]) - sum(columns[0]) + len(columns[0]) if columns else 0
 
 
 def head(ranges: Sequence[Range], offsets_max: int) -> list[Range]:

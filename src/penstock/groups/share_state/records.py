@@ -6,7 +6,7 @@ they are our own, and Kafka's tools pass over them. Values begin with an int16 v
 
 import struct
 from collections.abc import Iterable, Sequence
-from itertools import starmap
+from itertools import chain, starmap
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -38,7 +38,7 @@ _UPDATE = struct.Struct(">hiiq")  # version, snapshot and leader epoch, start of
 _BATCH = struct.Struct(">qqbhx")  # and no tagged fields
 _COMPLETE_COUNT = struct.Struct(">BBBi")  # one tagged field, number 0, of 4 bytes
 _PLAN = struct.Struct(">hqhi16siiiH")  # version, producer id, epoch, sequence, topic id, partition, counts
-_SETTLED = struct.Struct(">hBii")  # version, whether the producer goes on, how many are lost, how many ranges
+_SETTLED = struct.Struct(">hBii")  # version, flags, how many are lost, how many ranges
 _BURIALS = struct.Struct(
     ">hqqqhi16siB"
 )  # version, buried, lost, producer id, epoch, sequence, its target, if any
@@ -102,9 +102,12 @@ class Plan(NamedTuple):
 
 
 class Settled(NamedTuple):
+    """`as_planned`: what the open plan resolves is resolved, too, and need not be said again."""
+
     keeps_producer: bool
     lost: int
     resolved: tuple[Pair, ...]
+    as_planned: bool = False
 
 
 class Burials(NamedTuple):
@@ -173,6 +176,8 @@ def decode_pending(value: bytes) -> Sequence[Range]:
 
 def encode_plan(plan: Plan) -> bytes:
     topic = plan.topic.encode()
+    # Nearly always every pending offset has a record, and saying so once is enough.
+    offsets = () if plan.offsets == plan.resolved else plan.offsets
     fixed = _PLAN.pack(
         _VERSION,
         plan.producer_id,
@@ -181,10 +186,10 @@ def encode_plan(plan: Plan) -> bytes:
         plan.target.topic_id.bytes,
         plan.target.partition,
         len(plan.resolved),
-        len(plan.offsets),
+        len(offsets),
         len(topic),
     )
-    return b"".join((fixed, topic, *starmap(_PAIR.pack, plan.resolved), *starmap(_PAIR.pack, plan.offsets)))
+    return b"".join((fixed, topic, _encode_pairs(plan.resolved), _encode_pairs(offsets)))
 
 
 def decode_plan(value: bytes) -> Plan:
@@ -196,18 +201,20 @@ def decode_plan(value: bytes) -> Plan:
     resolved, position = _decode_pairs(value, position, resolved_count)
     offsets, _ = _decode_pairs(value, position, offsets_count)
     target = Target(UUID(bytes=topic_id), partition)
-    return Plan(producer_id, epoch, sequence, topic, target, resolved, offsets)
+    return Plan(producer_id, epoch, sequence, topic, target, resolved, offsets or resolved)
 
 
 def encode_settled(settled: Settled) -> bytes:
-    fixed = _SETTLED.pack(_VERSION, settled.keeps_producer, settled.lost, len(settled.resolved))
-    return fixed + b"".join(starmap(_PAIR.pack, settled.resolved))
+    flags = settled.keeps_producer | settled.as_planned << 1
+    fixed = _SETTLED.pack(_VERSION, flags, settled.lost, len(settled.resolved))
+    return fixed + _encode_pairs(settled.resolved)
 
 
 def decode_settled(value: bytes) -> Settled:
     _check_version(value)
-    _, keeps_producer, lost, count = _SETTLED.unpack_from(value)
-    return Settled(bool(keeps_producer), lost, _decode_pairs(value, _SETTLED.size, count)[0])
+    _, flags, lost, count = _SETTLED.unpack_from(value)
+    resolved = _decode_pairs(value, _SETTLED.size, count)[0]
+    return Settled(bool(flags & 1), lost, resolved, bool(flags & 2))
 
 
 def encode_burials(burials: Burials) -> bytes:
@@ -293,6 +300,10 @@ def _decode_complete_count(value: bytes, position: int) -> int:
             return int.from_bytes(view[position : position + size], "big", signed=True)
         position += size
     return UNSET
+
+
+def _encode_pairs(ranges: Sequence[Pair]) -> bytes:
+    return struct.pack(f">{2 * len(ranges)}q", *chain.from_iterable(ranges))
 
 
 def _decode_pairs(value: bytes, position: int, count: int) -> tuple[tuple[Pair, ...], int]:

@@ -6,6 +6,7 @@ that is deleted leaves its dead letters, which are buried nevertheless.
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import le
 from typing import Final
 from uuid import UUID
 
@@ -209,12 +210,9 @@ class ShareStateShard:
             return _FENCED_STATE
         if write.totals is not None and min(write.totals) < 0:
             return _INVALID_BATCHES
-        batches, highest = write.batches, AVAILABLE
-        for first, last, delivery_state, count in batches:
-            if first < 0 or last < first or delivery_state not in _STATES or not 0 <= count <= _COUNT_MAX:
-                return _INVALID_BATCHES
-            if delivery_state > highest:
-                highest = delivery_state
+        batches, highest = write.batches, _highest_state(write.batches)
+        if highest is None:
+            return _INVALID_BATCHES
         if highest > ARCHIVED:
             batches, buried = as_archived(batches)
             self._bury(name, state, buried, stored)
@@ -459,6 +457,21 @@ _SNAPSHOT_KIND, _UPDATE_KIND, _PENDING_KIND, _PLAN_KIND, _SETTLED_KIND, _TOTALS_
         records.TOTALS,
     )
 )
+
+
+def _highest_state(batches: Sequence[Range]) -> int | None:
+    """None for batches that cannot be."""
+    if not batches:
+        return AVAILABLE
+    firsts, lasts, delivery_states, counts = zip(*batches, strict=True)
+    is_fine = (
+        min(firsts) >= 0
+        and all(map(le, firsts, lasts))
+        and _STATES.issuperset(delivery_states)
+        and min(counts) >= 0
+        and max(counts) <= _COUNT_MAX
+    )
+    return max(delivery_states) if is_fine else None
 
 
 def _refusal(question: Initialize, state: PartitionState) -> Answer | None:

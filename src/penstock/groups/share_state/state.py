@@ -1,8 +1,18 @@
 """The state of one share partition, and what a write to it means before it is made."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
-from penstock.groups.share_state.ranges import Range, cut_before, merge_into, overlay, subtract, tidy
+from penstock.groups.share_state.ranges import (
+    Range,
+    around,
+    cut_before,
+    is_sorted,
+    merge_into,
+    overlay,
+    subtract,
+    tidy,
+)
 from penstock.groups.share_state.records import Snapshot, Update
 from penstock.groups.share_state.values import (
     ARCHIVED,
@@ -59,7 +69,8 @@ class PartitionState:
         if update.start_offset != UNSET:
             self.start_offset = update.start_offset
         self.delivery_complete_count = update.delivery_complete_count
-        merge_into(self.batches, tidy(update.batches))
+        batches = update.batches
+        merge_into(self.batches, batches if is_sorted(batches) else tidy(batches))
         cut_before(self.batches, self.start_offset)
         self.updates += 1
 
@@ -88,10 +99,26 @@ class PartitionState:
         """Those that a write ends for good. What is final already, or was written before, is taken care of; what is
         known to have been delivered more often than the writer knew of goes on.
         """
-        fresh = subtract(tidy(buried), [one for one in self.batches if one[2] != AVAILABLE])
-        cut_before(fresh, max(self.start_offset, 0))
-        held = [one for one in self.batches if one[2] == AVAILABLE]
-        return [one for one in overlay(held, fresh) if one[2] > ARCHIVED]
+        asked = list(tidy(buried))
+        cut_before(asked, max(self.start_offset, 0))
+        known, fresh = self.batches, []
+        for one in asked:
+            place = bisect_left(known, (one[1] + 1,)) - 1  # the last that begins before its end
+            if place < 0 or known[place][1] < one[0]:
+                fresh.append(one)
+            elif known[place][0] > one[0] or known[place][1] < one[1]:
+                fresh += self._newly_buried_of_several(one)
+            elif known[place][2] == AVAILABLE and known[place][3] <= one[3]:
+                fresh.append(one)
+        return fresh
+
+    def _newly_buried_of_several(self, one: Range) -> list[Range]:
+        """Where more than one thing is known of them."""
+        low, high = around(self.batches, (one,))
+        known = self.batches[low:high]
+        fresh = subtract((one,), [each for each in known if each[2] != AVAILABLE])
+        held = [each for each in known if each[2] == AVAILABLE]
+        return [each for each in overlay(held, fresh) if each[2] > ARCHIVED]
 
     @property
     def progress(self) -> int:
