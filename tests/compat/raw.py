@@ -36,7 +36,11 @@ class RawConnection:
 
     def call(self, request: Any) -> Any:
         """Send a request of kio's and return kio's response of the same version."""
-        self.send_frame(_header(request) + _written(request))
+        self.send(framed(request))
+        return self.answer(request)
+
+    def answer(self, request: Any) -> Any:
+        """The response to what was sent before."""
         reply = self.receive_frame()
         assert reply, "the broker closed the connection"
         return _response(request, reply)
@@ -61,6 +65,12 @@ def schema(api: str, version: int, name: str) -> Any:
     """`schema("metadata", 12, "MetadataRequest")`: a message class of kio."""
     kind = "response" if name.endswith("Response") else "request"
     return getattr(importlib.import_module(f"kio.schema.{api}.v{version}.{kind}"), name)
+
+
+def framed(request: Any) -> bytes:
+    """What `call` sends."""
+    payload = _header(request) + _written(request)
+    return struct.pack(">i", len(payload)) + payload
 
 
 def _written(entity: Any) -> bytes:

@@ -1,0 +1,46 @@
+"""At most once, whatever dies: the short campaign, and whether its book would notice.
+
+`make chaos ARGS="--campaign once"` has 10,000 kill points.
+"""
+
+from pathlib import Path
+
+import pytest
+from tests.brokers import external_bootstrap
+from tests.chaos import siege_report
+from tests.chaos.once.campaign import BROKER, POINT, WORKER, Campaign, Plan
+from tests.chaos.once.lanes import Book
+from tests.chaos.once.points import ACK_SENT, GOT, NO_KILL, Report
+from tests.chaos.share.journals import Place
+
+needs_nodes = pytest.mark.skipif(external_bootstrap() is not None, reason="needs nodes that it may kill")
+
+
+@needs_nodes
+def test_nothing_is_delivered_twice(tmp_path: Path) -> None:
+    plan = Plan(points=200, broker_kills=1, process_kills=2, calm_rounds=2, lanes=8, processes=2, seed=1)
+    outcome = Campaign(tmp_path, plan).run()
+    siege_report.print_table(outcome)  # shown when the test fails
+    assert outcome.problems == []
+    assert outcome.examples == {}
+    assert (outcome.fired[BROKER], outcome.fired[WORKER]) == (1, 2)
+    assert outcome.fired[POINT] >= plan.points
+    assert outcome.least_work > 0
+
+
+def test_the_book_notices_what_comes_twice() -> None:
+    book, place = Book(), Place(0, 7)
+    book.add(Report(GOT, True, (place,)))
+    assert (book.doubled, book.points_count) == ([], 1)
+    book.add(Report(ACK_SENT, True, (place, Place(1, 7)), doubtful=2))
+    assert len(book.doubled) == 1
+    assert (book.confirmed, book.doubtful) == (0, 2)
+
+
+def test_only_who_is_not_killed_is_calm() -> None:
+    book = Book()
+    book.add(Report(NO_KILL, True, (Place(0, 1),), confirmed=1))
+    book.add(Report(NO_KILL, True, (Place(0, 2),), doubtful=1))
+    book.add(Report(GOT, True, (Place(0, 3),)))
+    assert book.calm == {Place(0, 1)}
+    assert book.points_count == 1
