@@ -114,6 +114,14 @@ class ShardedCoordinator(Generic[ShardT]):
         led = self._node.partitions.led
         return [index for index in topic.partitions if led(self.topic.name, index) is not None]
 
+    def image_shows(self, index: int, leader_epoch: int) -> bool:
+        """Whether the image is as new as this leadership: what a shard speaks of and is not there has been deleted.
+
+        A node leads before it shows so: until then it may just as well be yet to come.
+        """
+        state = self._node.image.partition(self.topic.name, index)
+        return state is not None and state.leader_epoch >= leader_epoch
+
     def loaded_shards(self) -> list[ShardT]:
         """As they are now, committed or not: for numbers, not for answers."""
         return self._runtime.loaded_shards()

@@ -189,6 +189,8 @@ class Releaser:
         done: Release | None = None
         plan = self.schedule.rules.sources[source].plan
         if plan is not None:
+            if not (yield from self._is_committed(source)):
+                return
             done = yield from self._append(source, self.planned(source, plan))
         while not self.host.is_closed:
             state = self.schedule.rules.sources[source]
@@ -203,12 +205,21 @@ class Releaser:
                 return
             done = yield from self._append(source, release)
 
+    def _is_committed(self, source: Source) -> Steps:
+        """What an earlier leader has left may not be committed yet, and be lost with this one."""
+        reply = yield Local(
+            lambda respond: self.host.submit(lambda shard, token, _: shard.find(source, token), respond)
+        )
+        return isinstance(reply, tuple)
+
     def next_due(self, source: Source, released: Due) -> Release | None:
         now_ms = self.now_ms()
-        self.schedule.rules.reserve(source, now_ms)
         dues = self.schedule.next_dues(source, released, _RECORDS_MAX)
         dues = [due for due in dues if due.due_ms <= now_ms]
-        return self.schedule.gathered(dues) if dues else None
+        if not dues:
+            return None
+        self.schedule.rules.reserve(source, dues[-1].due_ms)
+        return self.schedule.gathered(dues)
 
     def planned(self, source: Source, plan: Plan) -> Release:
         """The same records in the same order, whoever repeats it."""

@@ -39,6 +39,7 @@ class SourceIndex:
 
     def taken_in(self) -> list[bytes]:
         """On the loop, before a thread works on the ladder: what it has to add first."""
+        self.ladder_first_ms = self.first_due_ms  # also when the thread fails before it knows better
         arrived, self._arrived = self._arrived, []
         self._arrived_first_ms = None
         return arrived

@@ -58,6 +58,8 @@ class _Line:
         self.records_max = _RECORDS_MIN
         self.ahead: Release | None = None  # read already, to be released next
         self.reads_ahead = False
+        self.gathered = asyncio.Event()  # not while it is found out what is due
+        self.gathered.set()
 
     def adapt(self, record_count: int, asked: int) -> None:
         """Records that lie here and there are read in one go with others: the more are due, the more at a time."""
@@ -88,6 +90,12 @@ class Releaser:
     def wake(self) -> None:
         self._wake.set()
 
+    async def gathered(self, source: Source) -> None:
+        """Until nobody is finding out what is due: what arrives has to come after that, and nothing later."""
+        line = self._lines.get(source)
+        while line is not None and not line.gathered.is_set():
+            await line.gathered.wait()
+
     def close(self) -> None:
         for task in self._tasks.values():
             task.cancel()
@@ -104,16 +112,19 @@ class Releaser:
     def _due(self) -> list[Source]:
         """Sources with something to do now: records that are due, a plan that is open, or no topic any more."""
         host, now_ms, now = self._host, self._node.now_ms(), _monotonic()
-        topics = self._node.image.topics_by_id
+        topics, knows_topics = self._node.image.topics_by_id, host.knows_topics
         due = []
         for source, state in host.shard.sources.items():
             if source in self._tasks or ((line := self._lines.get(source)) and line.retry_at > now):
+                continue
+            is_gone = source.topic_id not in topics
+            if is_gone and not knows_topics:
                 continue
             first_ms = host.first_due_ms(source)
             is_due = (first_ms is not None and first_ms <= now_ms) or host.indexes.is_crowded(source)
             if state.plan is not None:
                 is_due = state.plan.may_begin(now_ms)
-            if is_due or source.topic_id not in topics:
+            if is_due or is_gone:
                 due.append(source)
         return due
 
@@ -177,6 +188,8 @@ class Releaser:
         assert index is not None, f"nothing is held of {source}"
         done: Release | None = None
         if (plan := host.shard.sources[source].plan) is not None:
+            # An earlier leader's may not be committed yet: whoever leads after us would make another one.
+            await host.committed()
             done = await self._planned(source, index, plan)
             done = await self._append(source, topic, done, line)
         while host.is_current:
@@ -196,8 +209,8 @@ class Releaser:
             release, line.ahead = line.ahead.split(line.bytes_max)
             return release
         now_ms, arrived, log = self._node.now_ms(), index.taken_in(), self._host.partition.log
-        state = self._host.shard.sources[source]
-        self._host.shard.reserve(source, now_ms)
+        shard = self._host.shard
+        state = shard.sources[source]
         records_max, bytes_max = self._read_ahead(line)
 
         def gathered() -> tuple[Release | None, int | None]:
@@ -206,9 +219,15 @@ class Releaser:
                 return None, first_ms
             return gather(dues, read_groups(log, dues), bytes_max), first_ms
 
-        found, index.ladder_first_ms = await self._host.schedule.in_thread(gathered)
-        if found is None:
-            return None
+        line.gathered.clear()
+        try:
+            found, index.ladder_first_ms = await self._host.schedule.in_thread(gathered)
+            if found is None:
+                return None
+            # Not up to now: if this clock is ahead, whoever leads next would wait for that time to come.
+            shard.reserve(source, found.dues[-1].due_ms)
+        finally:
+            line.gathered.set()
         line.adapt(len(found.dues), records_max)
         release, line.ahead = found.split(line.bytes_max)
         return release

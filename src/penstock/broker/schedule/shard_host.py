@@ -48,6 +48,11 @@ class ShardHost:
             partition.is_leader and partition.leader_epoch == self.leader_epoch and not partition.is_retired
         )
 
+    @property
+    def knows_topics(self) -> bool:
+        """A topic that is not in the image has been deleted, and is not yet to come."""
+        return self.schedule.image_shows(self.partition.index, self.leader_epoch)
+
     def close(self) -> None:
         self._task.cancel()
         self.releaser.close()
@@ -75,6 +80,7 @@ class ShardHost:
     async def _take(self, ask: Ask) -> None:
         expected = ask.position
         for chunk in ask.chunks:
+            await self.releaser.gathered(ask.source)
             offset = self.partition.log.end_offset
             self.append(self.shard.take(ask.source, expected, chunk, offset), chunk.codec)
             expected = chunk.position

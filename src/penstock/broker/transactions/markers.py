@@ -61,18 +61,10 @@ class MarkerDelivery:
     async def _serve_now(self, index: int) -> None:
         """Raises ApiError when the shard is not there."""
         active = await self._coordinator.active_shard(index)
-        if self._image_shows(index, active.leader_epoch):
+        if self._coordinator.image_shows(index, active.leader_epoch):
             await self._serve_life(active)
         else:
             await asyncio.sleep(_REST_S)
-
-    def _image_shows(self, index: int, leader_epoch: int) -> bool:
-        """In an image as new as the leadership, a partition of a transaction that is not there has been deleted.
-
-        A node leads before it shows so: until then the partition may just as well be yet to come.
-        """
-        state = self._node.image.partition(self._coordinator.topic.name, index)
-        return state is not None and state.leader_epoch >= leader_epoch
 
     async def _serve_life(self, active: ActiveShard[TransactionShard]) -> None:
         position: MarkersPosition | None = None

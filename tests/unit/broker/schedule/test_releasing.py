@@ -1,13 +1,16 @@
 """Releases by plan when the partition that they go to makes trouble: once each, and nobody waits for the others."""
 
+import threading
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.compat import confluent
 from tests.compat.message import Message, values
 
+from penstock.broker.node import Node
 from penstock.broker.schedule import releaser
+from penstock.broker.schedule.shard_host import ShardHost
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.records import read_header
 from penstock.testing import EmbeddedBroker
@@ -137,3 +140,108 @@ def test_a_shard_that_fails_is_loaded_again(broker: EmbeddedBroker, monkeypatch:
     monkeypatch.setattr(releaser, "gather", gather)
     sent = publish(broker, 10)
     assert read(broker, 10) == sent
+
+
+def test_a_plan_that_is_found_is_carried_out_once_it_is_committed(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be an earlier leader's, and be lost with this one: then the next one makes another plan."""
+    events: list[str] = []
+    real = ShardHost.committed
+
+    async def committed(host: ShardHost) -> None:
+        await real(host)
+        events.append("committed")
+
+    async def append(proceed: Append, partition: int, batch: bytearray) -> int:
+        if "killed" not in events:
+            events[:] = ["killed"]
+            raise ValueError("the shard is loaded again, and finds its plan")
+        events.append("appended")
+        return await proceed()
+
+    instead(monkeypatch, append)
+    monkeypatch.setattr(ShardHost, "committed", committed)
+    sent = publish(broker, 10)
+    assert read(broker, 10) == sent
+    assert events[:3] == ["killed", "committed", "appended"]
+
+
+def test_what_cannot_be_read_at_once_is_released_later(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = iter([ApiError(ErrorCode.kafka_storage_error, "cannot read the log")])
+    real = releaser.gather
+
+    def gather(*arguments: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return real(*arguments)
+
+    monkeypatch.setattr(releaser, "gather", gather)
+    sent = publish(broker, 10)
+    assert read(broker, 10) == sent
+
+
+def test_what_arrives_while_others_are_released_waits_for_no_later_time_than_theirs(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is ahead would else make all later leaders late."""
+    is_gathering, goes_on = threading.Event(), threading.Event()
+    real = releaser.gather
+
+    def gather(*arguments: Any) -> Any:
+        is_gathering.set()
+        assert goes_on.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(releaser, "gather", gather)
+
+    def publish_due(value: bytes, due_ms: int) -> None:
+        message = Message(value, headers=(("penstock-deliver-at", b"%d" % due_ms),), partition=0)
+        confluent.publish(broker.bootstrap_servers, "jobs", [message])
+
+    publish_due(b"later", 2000)
+    assert is_gathering.wait(30)
+    publish_due(b"sooner", 1000)
+    goes_on.set()
+    assert read(broker, 2) == [b"later", b"sooner"]
+    publish_due(b"last", 1000)
+    assert read(broker, 3)[-1] == b"last"
+    (host,) = broker._node().schedule.hosts.values()
+    (mark,) = [state.floor_ms for source, state in host.shard.sources.items() if source.partition == 0]
+    assert mark == 2000
+
+
+def test_a_topic_that_this_node_has_not_heard_of_yet_is_not_taken_for_deleted(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node leads a moment before its image says so, and that may be older than what its shard holds."""
+    sent = publish(broker, 10, delay_ms=1500)
+    node = broker._node()
+    image, looked = node.image, threading.Event()
+
+    class Older:
+        topics_by_id: ClassVar[dict[Any, Any]] = {}
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(image, name)
+
+        def partition(self, topic: str, index: int) -> Any:
+            state = image.partition(topic, index)
+            assert state is not None
+            looked.set()
+            return state._replace(leader_epoch=state.leader_epoch - 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "image", property(lambda _: Older()))
+        for host in node.schedule.hosts.values():
+            broker._call(_woken(host))
+        assert looked.wait(30)
+    assert read(broker, 10) == sent
+    assert node.schedule.counts.dropped_count == 0
+
+
+async def _woken(host: ShardHost) -> None:
+    host.releaser._due()
+    host.releaser.wake()
