@@ -10,6 +10,7 @@ from uuid import UUID
 
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode, MalformedFrame
+from penstock.scheduling.held import open_block
 from penstock.scheduling.moving import Chunk
 from penstock.scheduling.records import Position, Source
 
@@ -73,7 +74,15 @@ def _read_chunk(frame: memoryview, position: int) -> tuple[Chunk, int]:
             raise ValueError(f"block of {size} bytes")
         blocks.append(bytes(frame[position : position + size]))
         position += size
+    _check_blocks(blocks, record_count)
     return Chunk(Codec(codec), tuple(blocks), record_count, Position(*at)), position
+
+
+def _check_blocks(blocks: Sequence[bytes], record_count: int) -> None:
+    """What is stored is read by every leader to come. Raises ValueError."""
+    times = [open_block(block).times for block in blocks]
+    if sum(map(len, times)) != record_count or not all(times) or any(min(some) < 0 for some in times):
+        raise ValueError(f"blocks that do not hold {record_count} records with their times")
 
 
 def pack_answer(answer: Answer) -> bytes:
