@@ -16,7 +16,7 @@ from penstock.scheduling.headers import SCHEDULED_FOR
 from penstock.scheduling.held import HeldRecord, open_block, pack_block
 from penstock.scheduling.intake import Held
 from penstock.scheduling.ladder import Ladder
-from penstock.scheduling.moving import Found, chunks_of
+from penstock.scheduling.moving import Found, chunks_of, continued
 from penstock.scheduling.records import DUE_BYTES, Due, Group, Plan, Position, Source, read_group, unpack_due
 from penstock.scheduling.release import gather, release_batch
 from penstock.scheduling.shard import KeyValue, ScheduleShard
@@ -173,8 +173,8 @@ class World:
         position = self.shard.position(SOURCE)
         assert position is not None
         found = [piece for piece in self.source if piece.at.offset >= position.offset]
-        if found and found[0].at.offset == position.offset:
-            found[0] = found[0]._replace(at=found[0].at._replace(taken=position.taken))
+        if found:
+            found = continued(position, found)
         for chunk in chunks_of(found, 40):
             records = self.shard.take(SOURCE, position, chunk, self.end)
             assert records
@@ -197,8 +197,9 @@ class World:
         while True:
             state = self.shard.sources[SOURCE]
             released = state.mark if state.plan is None else state.plan.upto
-            self.shard.reserve(SOURCE, self.now_ms)
             due = [due for due in self._next(released, 3) if due.due_ms <= self.now_ms]
+            if due:
+                self.shard.reserve(SOURCE, due[-1].due_ms)
             yield
             if not due and done is None:
                 return

@@ -6,7 +6,7 @@ few that are not.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from penstock.protocol.compression import Codec
@@ -40,6 +40,17 @@ class Chunk(NamedTuple):
     def empty(cls, position: Position) -> "Chunk":
         """Nothing is held up to this position."""
         return cls(Codec.NONE, (), 0, position)
+
+
+def continued(position: Position, found: Sequence[Found]) -> list[Found]:
+    """What is left of them, from a position of the source on.
+
+    Where an unclean election has put another batch in the place of one that was taken in part, all of it is left.
+    """
+    first = found[0]
+    if first.at[:2] == position[:2]:
+        first = first._replace(at=position)
+    return [first, *found[1:]]
 
 
 def chunks_of(found: Iterable[Found], chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.schedule.scan import Scanned, scan
 from penstock.broker.schedule.wire import Ask, What
 from penstock.protocol.errors import ApiError
-from penstock.scheduling.moving import Chunk, chunks_of
+from penstock.scheduling.moving import Chunk, chunks_of, continued
 from penstock.scheduling.records import Position, Source
 
 if TYPE_CHECKING:
@@ -192,9 +192,7 @@ class Mover:
     async def _hand_over(self, scanned: Scanned) -> bool:
         """False when the shard is elsewhere, and so are we now."""
         assert self._position is not None
-        found = scanned.found
-        if self._position.offset == found[0].at.offset:
-            found[0] = found[0]._replace(at=found[0].at._replace(taken=self._position.taken))
+        found = continued(self._position, scanned.found)
         chunks = await self._schedule.node.in_thread(lambda: list(chunks_of(found)))
         for part in _parts(chunks):
             if not await self._send(part):
