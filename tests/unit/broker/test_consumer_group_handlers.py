@@ -98,6 +98,15 @@ async def test_a_regular_expression_needs_version_1_and_must_be_one(node: Consum
     assert reply.assignment.topic_partitions
 
 
+async def test_a_member_may_subscribe_to_nothing(node: Consumers) -> None:
+    """As in Kafka, where only to say nothing about it is an error."""
+    reply = await node.beat(subscribed_topic_names=())
+    assert (reply.error_code, reply.member_epoch) == (ErrorCode.none, 1)
+    assert reply.assignment.topic_partitions == ()
+    reply = await node.beat(subscribed_topic_names=None)
+    assert reply.error_code is ErrorCode.invalid_request
+
+
 async def test_offsets_are_for_members_at_their_epoch(node: Consumers) -> None:
     await node.beat()
     partition = SimpleNamespace(

@@ -39,7 +39,7 @@ def _check_joining(request: ConsumerHeartbeat) -> None:
         raise _invalid("RebalanceTimeoutMs must be provided in first request.")
     if request.owned is None or request.owned:
         raise _invalid("TopicPartitions must be empty when (re-)joining.")
-    if not request.topic_names and not request.topic_regex:
+    if request.topic_names is None and request.topic_regex is None:
         raise _invalid(
             "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
         )

@@ -20,10 +20,11 @@ def advance(
 ) -> Member:
     """`member` may be new; what it has become is returned."""
     old = member.subscription
-    if subscription != old or member.member_id not in draft.state.members:
+    is_new = member.member_id not in draft.state.members
+    if subscription != old or is_new:
         draft.change(Kind.SUBSCRIPTION, member.member_id, subscription)
     is_other = (subscription.topic_names, subscription.topic_regex) != (old.topic_names, old.topic_regex)
-    refresh(draft, begins_epoch=is_other)
+    refresh(draft, begins_epoch=is_other or is_new)
     # Who subscribes to something else must not be told of what it no longer wants.
     changes_its_mind = is_other and bool(old.topic_names or old.topic_regex)
     update_target(draft, 0 if changes_its_mind else target_interval_ms)
