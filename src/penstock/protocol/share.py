@@ -141,9 +141,23 @@ class _Parser:
     def _partition(self) -> tuple[int, list[Batch]]:
         (index,) = _INT32.unpack_from(self.frame, self.position)
         self.position += 4
-        batches = [self._batch() for _ in range(self._count())]
+        batches = self._batches(self._count())
         self._skip_tags()
         return index, batches
+
+    def _batches(self, count: int) -> list[Batch]:
+        """There may be one for each record: what is short and plain is read here, and anything else elsewhere."""
+        frame, end, batches = self.frame, self.end, []
+        for _ in range(count):
+            at = self.position
+            size = frame[at + 16]
+            after = at + size + 16
+            if not 0 < size < 0x80 or after >= end or frame[after]:
+                batches.append(self._batch())
+                continue
+            batches.append((*_RANGE.unpack_from(frame, at), bytes(frame[at + 17 : after])))
+            self.position = after + 1
+        return batches
 
     def _batch(self) -> Batch:
         first, last = _RANGE.unpack_from(self.frame, self.position)

@@ -95,12 +95,12 @@ def _row(core: Core, batches: Sequence[Said]) -> _Row:
     said = bytearray((_NOTHING_SAID,)) * (high - low)
     base = window.start + low
     for first, last, types in batches:
-        at, after = first - base, last + 1 - base
+        if first < base:  # of the first one, what the window still has
+            types = types if len(types) == 1 else types[base - first :]
+            first = base
         if len(types) == 1:
-            types = types * (after - max(at, 0))
-        elif at < 0:
-            types = types[-at:]
-        said[max(at, 0) : after] = types
+            types = types * (last - first + 1)
+        said[first - base : last + 1 - base] = types
     return _Row(low, high, said, said.translate(_IS_SAID))
 
 

@@ -1,7 +1,6 @@
 """Handing records out: those that came back first, in order, then new ones."""
 
 import re
-from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -18,6 +17,8 @@ from penstock.groups.share_partition.states import (
     ONE_MORE_DELIVERY,
     PAID,
     QUEUED,
+    RUNS,
+    TIMED,
     code_table,
 )
 from penstock.groups.share_partition.vectors import YES, Bytes, blend, both, mask_table, only
@@ -29,13 +30,12 @@ _EITHER: Final = re.compile(rb"[\x00\x06]+")
 class _Kind(NamedTuple):
     """Which records are handed out, and how."""
 
-    pattern: re.Pattern[bytes]
     is_ready: bytes
     hand_out: bytes
 
 
-_ANY: Final = _Kind(_EITHER, mask_table(AVAILABLE, PAID), code_table({AVAILABLE: ACQUIRED, PAID: HANDED}))
-_ONLY_PAID: Final = _Kind(re.compile(rb"\x06+"), mask_table(PAID), code_table({PAID: HANDED}))
+_ANY: Final = _Kind(mask_table(AVAILABLE, PAID), code_table({AVAILABLE: ACQUIRED, PAID: HANDED}))
+_ONLY_PAID: Final = _Kind(mask_table(PAID), code_table({PAID: HANDED}))
 
 
 def next_offset(core: Core, policy: Policy) -> int | None:
@@ -163,6 +163,18 @@ def _reserve(core: Core, low: int, high: int) -> int:
     return high - low
 
 
+def _place_after(mask: bytearray, count: int) -> int:
+    """Behind so many of a mask's YES, of which there are more."""
+    low, high = count, len(mask)
+    while low < high:
+        middle = (low + high) // 2
+        if mask.count(YES, 0, middle) < count:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 class _HandOut:
     """One member gets records, with one lock time."""
 
@@ -175,33 +187,35 @@ class _HandOut:
 
     def again(self, first: int, end: int, left: int) -> int:
         """Those in the window: never more than asked for, whatever the batches are."""
-        window, taken = self._core.window, 0
-        runs: list[tuple[int, int]] = []
-        for run in self._kind.pattern.finditer(window.states, *window.clip(first, end)):
-            low, high = run.span()
-            high = min(high, low + left - taken)
-            runs.append((low, high))
-            taken += high - low
-            if taken == left:
-                break
+        window = self._core.window
+        low, high = window.clip(first, end)
+        mask = window.states[low:high].translate(self._kind.is_ready)
+        taken = mask.count(YES)
+        if taken > left:
+            del mask[_place_after(mask, left) :]
+            taken = left
         if taken:
-            self._take_runs(runs, taken)
+            at = mask.find(YES)
+            self._take_marked(low + at, mask[at : mask.rfind(YES) + 1], taken)
         return taken
 
-    def _take_runs(self, runs: list[tuple[int, int]], taken: int) -> None:
-        window, core = self._core.window, self._core
-        low, high = runs[0][0], runs[-1][1]
+    def _take_marked(self, low: int, mask: bytearray, taken: int) -> None:
+        core, window, high = self._core, self._core.window, low + len(mask)
         before = window.states[low:high]
-        self._take(low, high, before.translate(self._kind.is_ready), taken, before.count(PAID))
-        start, counts, until = window.start, window.counts, array("q", (self._until_ms,))
-        for at, after in runs:
-            window.times[at:after] = until * (after - at)
-            if after - at == 1:
-                self.acquired.append(Acquired(start + at, start + at, counts[at]))
-                continue
-            for run_low, run_high, delivery_count in window.count_runs(at, after):
-                self.acquired.append(Acquired(start + run_low, start + run_high - 1, delivery_count))
-        core.set_timer(self._until_ms, start + low, start + high)
+        has_times = TIMED.search(before) is not None
+        self._take(low, high, mask, taken, before.count(PAID))
+        core.set_timer(self._until_ms, window.start + low, window.start + high)
+        if not has_times:
+            window.set_time(low, high, self._until_ms)
+        at, offset = low, window.start + low
+        # Whoever has been delivered has a count, so that zero is for those that are not handed out.
+        for run, _ in RUNS.findall(both(window.counts[low:high], mask)):
+            length = len(run)
+            if run[0]:
+                self.acquired.append(Acquired(offset, offset + length - 1, run[0]))
+                if has_times:
+                    window.set_time(at, at + length, self._until_ms)
+            at, offset = at + length, offset + length
 
     def new(self, found: Found, appetite: Appetite, first: int, end: int) -> None:
         """In ranges of about the size that the client likes, at the borders of batches."""

@@ -63,6 +63,8 @@ def _one_of(*codes: int) -> bytes:
 
 #: The same byte again and again.
 RUN: Final = re.compile(rb"(.)\1*", re.DOTALL)
+#: The same, for `findall`: whole runs, and the byte of each.
+RUNS: Final = re.compile(rb"((.)\2*)", re.DOTALL)
 _STORED_FINAL = (ACKNOWLEDGED, ARCHIVED)
 #: From the start: what the window need not keep.
 DONE: Final = re.compile(_one_of(*_STORED_FINAL) + b"*")

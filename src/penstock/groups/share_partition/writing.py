@@ -4,7 +4,6 @@ A write that fails may have arrived all the same. So nothing is taken back: what
 shown to nobody, and is written again until it is known to be there.
 """
 
-import re
 from typing import Final
 
 from penstock.groups.share_partition.core import Core
@@ -16,6 +15,7 @@ from penstock.groups.share_partition.states import (
     LAUNCH,
     NOT_STORED,
     RUN,
+    RUNS,
     SETTLE,
     STORED,
     STORED_STATES,
@@ -27,7 +27,6 @@ _STATE_BITS: Final = 3
 _STATE_MASK: Final = (1 << _STATE_BITS) - 1
 #: More than that does not fit beside the state. NOT_STORED is taken by no count: its low bits are no state.
 _COUNT_MAX: Final = 255 >> _STATE_BITS
-_RUNS: Final = re.compile(rb"((.)\2*)", re.DOTALL)
 
 
 def take_write(core: Core) -> Write | None:
@@ -65,7 +64,7 @@ def _add_batches(core: Core, low: int, high: int, batches: list[tuple[int, int, 
     # State and count in one byte, so that one search finds where either changes.
     row = ((number(counts) << _STATE_BITS) | number(stored)).to_bytes(high - low, "little")
     at = base
-    for run, _ in _RUNS.findall(row):
+    for run, _ in RUNS.findall(row):
         after = at + len(run)
         if (code := run[0]) != NOT_STORED:
             batches.append((at, after - 1, STORED_STATES[code & _STATE_MASK], code >> _STATE_BITS))
