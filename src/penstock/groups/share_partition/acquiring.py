@@ -13,12 +13,12 @@ from penstock.groups.share_partition.states import (
     ARCHIVED,
     AVAILABLE,
     HANDED,
+    HAS_TIME,
     HOLE,
     ONE_MORE_DELIVERY,
     PAID,
     QUEUED,
     RUNS,
-    TIMED,
     code_table,
 )
 from penstock.groups.share_partition.vectors import YES, Bytes, blend, both, mask_table, only
@@ -202,7 +202,7 @@ class _HandOut:
     def _take_marked(self, low: int, mask: bytearray, taken: int) -> None:
         core, window, high = self._core, self._core.window, low + len(mask)
         before = window.states[low:high]
-        has_times = TIMED.search(before) is not None
+        has_times = HAS_TIME.search(before) is not None
         self._take(low, high, mask, taken, before.count(PAID))
         core.set_timer(self._until_ms, window.start + low, window.start + high)
         if not has_times:

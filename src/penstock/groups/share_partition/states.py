@@ -81,6 +81,10 @@ DONE_ONCE_WRITTEN: Final = re.compile(
 WAITING: Final = re.compile(_one_of(*_WAITING))
 IN_HANDS: Final = re.compile(_one_of(ACQUIRED, HANDED) + b"+")
 TIMED: Final = re.compile(_one_of(ACQUIRED, HANDED, DELAYED) + b"+")
+#: Its time means something, or will once it is stored.
+HAS_TIME: Final = re.compile(
+    _one_of(ACQUIRED, HANDED, DELAYED, *(code for code, target in _WAITING.items() if target == DELAYED))
+)
 #: Neither available nor final nor nothing: why a partition cannot be forgotten yet.
 BUSY: Final = re.compile(_one_of(ACQUIRED, HANDED, PAID, *_WAITING))
 #: What does not count as a lock.
