@@ -48,6 +48,10 @@ VICTIMS = {LEADER: 35, TRANSACTIONS: 30, GROUPS: 20, CONTROLLER: 15}
 RECOVERY_S = 90.0
 JOIN_S = 300.0
 NODE_SETTINGS = {
+    "group.consumer.heartbeat.interval.ms": "500",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.session.timeout.ms": "4000",  # as members of the classic protocol ask for it
     "offsets.topic.num.partitions": "3",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
     "transaction.state.log.num.partitions": "6",
