@@ -39,5 +39,5 @@ async def delete_positions(node: Node, group_id: str, topics: Sequence[str] | No
         )
         if reply.error is not ErrorCode.none:
             raise ApiError(reply.error, reply.message)
-        errors = await upkeep.delete(group_id, reply.places)
+        errors = await upkeep.delete(group_id, reply.epoch, reply.places)
     return Deletion(reply.names, {topic_id: error for (topic_id, _), error in errors.items()})

@@ -83,7 +83,7 @@ class ShareUpkeep:
         upkeep = await groups.read(group_id, lambda shard: upkeep_now(shard, group_id))
         if upkeep is None:
             return {}
-        errors = await self.delete(group_id, upkeep.delete)
+        errors = await self.delete(group_id, upkeep.epoch, upkeep.delete)
         starts = dict.fromkeys(_places(upkeep.initialize), UNSET)
         return errors | await self.initialize(group_id, upkeep.epoch, starts)
 
@@ -104,11 +104,15 @@ class ShareUpkeep:
             )
         return errors
 
-    async def delete(self, group_id: str, places: Assignment) -> Errors:
-        """In a turn. What still has its state. Raises ApiError when it cannot be noted."""
+    async def delete(self, group_id: str, epoch: int, places: Assignment) -> Errors:
+        """In a turn. What still has its state. Raises ApiError when it cannot be noted.
+
+        What this asks may arrive when another one coordinates the group and has begun the state anew: that stays.
+        """
         delete = self._node.share_state.persister.delete
         errors = await _ask_all(
-            _places(places), lambda topic_id, partition: delete(group_id, topic_id, partition)
+            _places(places),
+            lambda topic_id, partition: delete(group_id, topic_id, partition, state_epoch=epoch),
         )
         # What is not there any more has no state.
         gone = ErrorCode.unknown_topic_or_partition

@@ -15,7 +15,7 @@ from penstock.broker.sharded_coordinator import ShardedCoordinator
 from penstock.broker.share_state.dead_letters import DeadLetters
 from penstock.broker.share_state.persister import Persister
 from penstock.broker.share_state.pruning import Pruning
-from penstock.groups.share_state.values import Answer, Initialize, Key, Question
+from penstock.groups.share_state.values import Answer, Delete, Initialize, Key, Question
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
         again: list[int] = []
         seen: set[Key] = set()
         for number, question in enumerate(questions):
-            flaw = self._flaw(question.key)
+            flaw = self._flaw(question.key) or self._refusal(question)
             if flaw is not None:
                 answers[number] = flaw
             elif question.key in seen:
@@ -141,6 +141,13 @@ class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
             return question._replace(only_forward=group.is_at_most_once)
         return question
 
+    def _refusal(self, question: Question) -> Answer | None:
+        """What a group that is at-most-once was handed is not forgotten, whoever asks for it."""
+        if type(question) is not Delete:
+            return None
+        group = effective_group_settings(self._node, question.key.group)
+        return _NOT_FORGOTTEN if group.is_at_most_once else None
+
     def _flaw(self, key: Key) -> Answer | None:
         """What is wrong with a share partition, whatever its state is."""
         if not key.group or len(key.group.encode()) > _GROUP_BYTES_MAX:
@@ -162,6 +169,10 @@ class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
 
 
 _UNANSWERED: Final = Answer(ErrorCode.unknown_server_error)
+_NOT_FORGOTTEN: Final = Answer(
+    ErrorCode.policy_violation,
+    "The positions of the group stay, because penstock.share.delivery is at-most-once.",
+)
 
 
 async def serve(ctx: RequestContext, form: Form, request: Any) -> Any:

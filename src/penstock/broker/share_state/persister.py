@@ -101,8 +101,9 @@ class Persister:
             Write(key, state_epoch, leader_epoch, start_offset, delivery_complete_count, batches, totals)
         )
 
-    async def delete(self, group: str, topic_id: UUID, partition: int) -> None:
-        await self._ask(Delete(Key(group, topic_id, partition)))
+    async def delete(self, group: str, topic_id: UUID, partition: int, *, state_epoch: int) -> None:
+        """FENCED_STATE_EPOCH: it was begun anew since. POLICY_VIOLATION: the group is at-most-once."""
+        await self._ask(Delete(Key(group, topic_id, partition), state_epoch))
 
     async def summary(
         self, group: str, topic_id: UUID, partition: int, leader_epoch: int = -1

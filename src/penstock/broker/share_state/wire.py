@@ -10,6 +10,7 @@ from penstock.groups.share_state.values import (
     NO_TOTALS,
     TOTALS,
     TOTALS_EXPIRED,
+    UNSET,
     Answer,
     Delete,
     Initialize,
@@ -41,6 +42,7 @@ class Form(NamedTuple):
     told: Callable[[Answer], dict[str, Any]]  # an answer's fields
     heard: Callable[[Any], Answer]
     suffix: str = ""
+    numbers: Callable[[Any], tuple[int, ...]] = lambda one: (one.key.partition,)
 
     def message(self, kind: str) -> Any:
         name = f"{self.name}ShareGroupState{self.suffix}{kind.title()}"
@@ -133,6 +135,16 @@ def _told_summary(answer: Answer) -> dict[str, Any]:
     return (answer.summary or _NO_SUMMARY)._asdict()
 
 
+#: Kafka's DeleteShareGroupState has no place for an epoch. It follows its partition, as a number that none can have.
+_EPOCH_BELOW: Final = -2
+
+
+def _numbers_and_epoch(delete: Delete) -> tuple[int, ...]:
+    if delete.state_epoch == UNSET:
+        return (delete.key.partition,)
+    return (delete.key.partition, _EPOCH_BELOW - delete.state_epoch)
+
+
 INITIALIZE: Final = Form(
     83,
     "Initialize",
@@ -172,6 +184,7 @@ DELETE: Final = Form(
     read=lambda key, part: Delete(key),
     told=_no_fields,
     heard=_heard,
+    numbers=_numbers_and_epoch,
 )
 SUMMARY: Final = Form(
     87,
@@ -194,7 +207,11 @@ def request_of(form: Form, questions: Sequence[Question]) -> Any:
     topics = tuple(
         topic_class(
             topic_id=topic_id,
-            partitions=tuple(part_class(partition=one.key.partition, **form.asked(one)) for one in of_topic),
+            partitions=tuple(
+                part_class(partition=number, **form.asked(one))
+                for one in of_topic
+                for number in form.numbers(one)
+            ),
         )
         for topic_id, of_topic in groupby(questions, key=lambda one: one.key.topic_id)
     )
@@ -202,11 +219,14 @@ def request_of(form: Form, questions: Sequence[Question]) -> Any:
 
 
 def questions_of(form: Form, request: Any) -> list[Question]:
-    return [
-        form.read(Key(request.group_id, topic.topic_id, part.partition), part)
-        for topic in request.topics
-        for part in topic.partitions
-    ]
+    questions: list[Question] = []
+    for topic in request.topics:
+        for place, part in enumerate(topic.partitions):
+            if form is DELETE and place and part.partition <= _EPOCH_BELOW:
+                questions[-1] = Delete(questions[-1].key, _EPOCH_BELOW - part.partition)
+            else:
+                questions.append(form.read(Key(request.group_id, topic.topic_id, part.partition), part))
+    return questions
 
 
 def response_of(form: Form, asked: Sequence[tuple[Any, int]], answers: Sequence[Answer]) -> Any:

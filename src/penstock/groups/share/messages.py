@@ -85,9 +85,10 @@ class AlterReply(NamedTuple):
 
 
 class DeleteReply(NamedTuple):
-    """`places` may have a state, which is to be deleted. Topics that are not in it have none."""
+    """`places` may have a state, which is to be deleted if it was not begun after `epoch`. Other topics have none."""
 
     error: ErrorCode = ErrorCode.none
     message: str | None = None
+    epoch: int = 0
     places: Assignment = NOTHING
     names: Mapping[UUID, str] = NO_NAMES

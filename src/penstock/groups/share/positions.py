@@ -36,10 +36,14 @@ def initialized(shard: GroupShard, group_id: str, places: Assignment, token: Tok
 def deleted(
     shard: GroupShard, group_id: str, topic_ids: Iterable[UUID], token: Token, *, now_ms: int
 ) -> Work:
-    """No partition of these topics has a state any more."""
+    """No partition of these topics has a state any more. One that is begun from now on has a later epoch than that."""
     step, group = shard.step(now_ms), shard.groups.get(group_id)
     if isinstance(group, ShareGroup):
-        Draft(group, step).change_states(group.states.deletion_done(topic_ids))
+        states = group.states.deletion_done(topic_ids)
+        if states != group.states:
+            draft = Draft(group, step)
+            draft.change_states(states)
+            draft.begin_epoch()
     step.reply(token, None)
     return step.work()
 
@@ -115,7 +119,7 @@ def _delete(draft: Draft, topic_names: Iterable[str] | None) -> DeleteReply:
     # What is known to have a state, and what may have had one when a deletion began before.
     known = {topic_id: states.of_topic(topic_id) for topic_id in names}
     again = every_place(states.deleting.intersection(names), topics)
-    return DeleteReply(places=union(known, again), names=names)
+    return DeleteReply(epoch=draft.state.epoch, places=union(known, again), names=names)
 
 
 # Questions

@@ -301,7 +301,11 @@ class ShareStateShard:
         return _DONE
 
     def _delete(self, question: Delete, stored: list[KeyValue]) -> Answer:
-        self._delete_state(_name(question.key), stored)
+        name = _name(question.key)
+        state = self._states.get(name)
+        if state is not None and UNSET != question.state_epoch < state.state_epoch:
+            return _FENCED_STATE
+        self._delete_state(name, stored)
         return _DONE
 
     def _delete_state(self, name: bytes, stored: list[KeyValue]) -> None:

@@ -112,7 +112,10 @@ class Write(NamedTuple):
 
 
 class Delete(NamedTuple):
+    """A state that was begun at a later epoch stays: whoever asks was too late. UNSET asks for any."""
+
     key: Key
+    state_epoch: int = UNSET
 
 
 class Summary(NamedTuple):

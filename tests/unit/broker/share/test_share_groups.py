@@ -135,6 +135,34 @@ async def test_a_deletion_that_fails_is_finished_before_anything_else(
     await node.stop()
 
 
+async def test_a_deletion_that_arrives_late_leaves_what_was_begun_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a coordinator of the group that has been replaced while its request was on the way."""
+    node = await started(tmp_path)
+    await create_topic(node, TOPIC)
+    persister = node.share_state.persister
+    real, said = persister.delete, []
+
+    async def overheard(*place: Any, **named: Any) -> None:
+        said.append((place, named))
+        await real(*place, **named)
+
+    monkeypatch.setattr(persister, "delete", overheard)
+    assert await alter(node, p0=7) == [ErrorCode.none]
+    assert await delete(node) is ErrorCode.none
+    reply = await beat(node, 0, TOPIC)
+    assert read_by(reply) == {node.image.topics[TOPIC].id: (0,)}
+    await beat(node, -1)
+    ((place, named),) = said
+    with pytest.raises(ApiError) as raised:
+        await real(*place, **named)
+    assert raised.value.code is ErrorCode.fenced_state_epoch
+    assert await alter(node, p0=9) == [ErrorCode.none]
+    assert await delete(node) is ErrorCode.none
+    await node.stop()
+
+
 async def _is_altered(node: Node) -> bool:
     return await alter(node, p0=9) == [ErrorCode.none]
 

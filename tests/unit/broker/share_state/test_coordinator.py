@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 from tests.unit.broker.raw_client import create_topic, delete_topic, until
+from tests.unit.broker.share.share_client import set_group
 from tests.unit.broker.share_state.graveyard import GROUP, TOPIC, all_buried, prepare, started, write
 from tests.unit.broker.share_state.trio import Trio
 
@@ -71,9 +72,20 @@ async def test_the_five_requests(tmp_path: Path) -> None:
     (answer,) = await ask(node, Read(key, 1))
     assert answer.state == ShareState(0, 0, ((0, 1, 2, 1),))  # type: ignore[arg-type]
     assert (await ask(node, Summary(key, -1)))[0].summary == ShareSummary(0, 1, 0, 2)
+    assert await ask(node, Delete(key, 0)) == [done]
     assert await ask(node, Delete(key)) == [done]
     (answer,) = await ask(node, Read(key, 1))
     assert answer.error is ErrorCode.invalid_request
+    await node.stop()
+
+
+async def test_what_an_at_most_once_group_was_handed_is_not_forgotten(tmp_path: Path) -> None:
+    node = await started(tmp_path)
+    key = await prepare(node, 1)
+    await set_group(node, GROUP, penstock_share_delivery="at-most-once")
+    (answer,) = await ask(node, Delete(key))
+    assert answer.error is ErrorCode.policy_violation
+    assert (await ask(node, Read(key, 1)))[0].error is ErrorCode.none
     await node.stop()
 
 

@@ -63,7 +63,7 @@ class Script:
         yield from self._ask(Summary(key_of(words[0]), -1))
 
     def _delete(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
-        yield from self._ask(Delete(key_of(words[0])))
+        yield from self._ask(Delete(key_of(words[0]), options.get("epoch", -1)))
 
     def _write(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
         epochs = options.get("epoch", -1), options.get("leader", -1)
