@@ -364,10 +364,13 @@ class Partition:
         if self.on_held is None:
             raise ApiError(ErrorCode.not_enough_replicas, "the schedule cannot take records over yet")
         assert isinstance(batch.obj, WithHeld)
-        control = batch.obj.stamped(now_ms)
-        appended = self.log.append(
-            batch, leader_epoch=self.leader_epoch, now_ms=now_ms, guard=guard, control=control
-        )
+        control, epoch = batch.obj.stamped(now_ms), self.leader_epoch
+        try:
+            appended = self.log.append(batch, leader_epoch=epoch, now_ms=now_ms, guard=guard, control=control)
+        except ApiError:
+            self.flush()  # the first of the two may be in the log, and the disk is full since
+            self._durable_moved()
+            raise
         if not appended.duplicate:
             self._appended(appended, len(control) + len(batch))
             self.on_held(appended.base_offset - 1)
@@ -402,9 +405,8 @@ class Partition:
         self.check_leader()
         if not self.log.producers.check_marker(marker, transaction_version):
             return self.log.end.offset - 1
-        batch = encode_end_marker(marker, now_ms)
         decided_in = self.leader_epoch if leader_epoch is None else leader_epoch
-        return self.append_internal(batch, now_ms, leader_epoch=decided_in)
+        return self.append_internal(encode_end_marker(marker, now_ms), now_ms, leader_epoch=decided_in)
 
     def _appended(self, appended: Appended, size: int) -> None:
         traffic = self.traffic

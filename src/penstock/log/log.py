@@ -157,7 +157,8 @@ class Log:
         """Check, stamp and write one batch. Raises ApiError, and then nothing has changed.
 
         `guard` is of the verification that a transactional batch has gone through, if it had to. `control` is a control
-        batch that goes right before it, with the records that were taken out of it.
+        batch that goes right before it, with the records that were taken out of it. It may be in the log alone when
+        the disk fails in between, and does not count then.
         """
         config = self.config
         header = checked_header(batch, config, now_ms, internal, control is not None)
