@@ -55,10 +55,17 @@ class DeadLetters:
         while self._node.partitions.led(self._coordinator.topic.name, index) is not None:
             try:
                 active = self._lives[index] = await self._coordinator.active_shard(index)
-                await self._serve_life(active)
+                if self._coordinator.image_shows(index, active.leader_epoch):
+                    await self._serve_life(active)
+                else:
+                    await asyncio.sleep(_REST_S)
             except ApiError:
                 # Its life is over, or nothing is committed at present.
                 await asyncio.sleep(_REST_MAX_S * random.uniform(0.1, 1.0))
+            except Exception:
+                # Without this task none of the shard's dead letters would ever be buried.
+                logger.exception("dead letters of shard %d have to wait", index)
+                await asyncio.sleep(_REST_MAX_S)
 
     async def _serve_life(self, active: ActiveShard[ShareStateShard]) -> None:
         """Raises ApiError when it is over."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from tests.unit.broker.raw_client import create_topic, delete_topic, until
@@ -261,4 +262,40 @@ async def test_a_flood_waits_for_the_traffic_that_it_is_a_part_of(tmp_path: Path
     await set_group(node, penstock_share_dlq_share_max="1")
     await all_buried(node)
     assert buried_offsets(node) == dict.fromkeys(range(50), 1)
+    await node.stop()
+
+
+async def test_a_source_that_this_node_has_not_heard_of_yet_is_not_taken_for_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node leads a moment before its image says so, and that may be older than what its shard has to bury."""
+    node = await started(tmp_path)
+    key = await prepare(node, 8)
+    image, looked = node.image, []
+
+    class Older:
+        topics_by_id: ClassVar[dict[Any, Any]] = {}
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(image, name)
+
+        def partition(self, topic: str, index: int) -> Any:
+            looked.append(topic)
+            state = image.partition(topic, index)
+            assert state is not None
+            return state._replace(leader_epoch=state.leader_epoch - 1)
+
+    points = CrashPoints(0)
+    with monkeypatch.context() as patch:
+        points.install(patch)
+        await write(node, key, (0, 2, LIMIT, 5))
+        await until(lambda: points.is_reached)
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "image", property(lambda _: Older()))
+        node.share_state._runtime.unload(0)  # the next life finds what is pending
+        looked.clear()
+        await until(lambda: len(looked) > 3)
+    await all_buried(node)
+    assert not node.share_state.dead_letters.lost
+    assert buried_offsets(node) == {0: 1, 1: 1, 2: 1}
     await node.stop()
