@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from penstock.broker.apis import PRODUCE
+from penstock.log.producers import PLANNED_IDS_FROM
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.records import Record, encode_batch
 
@@ -45,6 +46,14 @@ _FINAL: Final = frozenset(
         ErrorCode.policy_violation,
     }
 )
+
+
+async def planned_producer_id(node: Node) -> int:
+    """For who appends by plan: partitions remember it for longer than others, as a plan may have to wait.
+
+    Raises ApiError.
+    """
+    return PLANNED_IDS_FROM | await node.producer_ids.fresh()
 
 
 async def append_once(
@@ -101,9 +110,7 @@ def _is_certain(node: Node, topic_id: UUID, partition: int, error: ApiError) -> 
     return True
 
 
-async def _append(
-    node: Node, topic: str, topic_id: UUID, index: int, batch: bytearray, purpose: str
-) -> int:
+async def _append(node: Node, topic: str, topic_id: UUID, index: int, batch: bytearray, purpose: str) -> int:
     state = node.image.partition(topic, index)
     if state is None or node.image.topics[topic].id != topic_id:
         raise ApiError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} is gone")

@@ -13,6 +13,10 @@ WINDOW_BATCHES: Final = 5
 #: Producers whose refused batches are remembered; the oldest makes room.
 REFUSALS_MAX: Final = 1000
 
+#: Ids from here on are of producers that append by plan, and may have to repeat the last one after a long time.
+PLANNED_IDS_FROM: Final = 1 << 62
+_PLANNED_EXPIRY_MS: Final = 30 * 86_400_000
+
 #: From this version of transactions on, each one has an epoch of its own and its marker the next (KIP-890).
 EPOCH_PER_TRANSACTION: Final = 2
 
@@ -245,7 +249,7 @@ class Producers:
 
     def expire(self, now_ms: int) -> int:
         """Forget producers that have been idle for too long; not those in a transaction. Returns how many."""
-        idle = [producer_id for producer_id, state in self.states.items() if self._is_idle(state, now_ms)]
+        idle = [id for id, state in self.states.items() if self._is_idle(id, state, now_ms)]
         for producer_id in idle:
             del self.states[producer_id]
         return len(idle)
@@ -256,7 +260,9 @@ class Producers:
 
     def restore(self, states: Iterable[tuple[int, ProducerState]], now_ms: int) -> None:
         self.states = {
-            producer_id: state for producer_id, state in states if not self._is_idle(state, now_ms)
+            producer_id: state
+            for producer_id, state in states
+            if not self._is_idle(producer_id, state, now_ms)
         }
         self.transactions.restore(
             (state.txn_first_offset, producer_id)
@@ -264,8 +270,11 @@ class Producers:
             if state.txn_first_offset >= 0
         )
 
-    def _is_idle(self, state: ProducerState, now_ms: int) -> bool:
-        return state.txn_first_offset < 0 and now_ms - state.last_timestamp >= self.expiry_ms
+    def _is_idle(self, producer_id: int, state: ProducerState, now_ms: int) -> bool:
+        expiry_ms = self.expiry_ms
+        if producer_id >= PLANNED_IDS_FROM:
+            expiry_ms = max(expiry_ms, _PLANNED_EXPIRY_MS)
+        return state.txn_first_offset < 0 and now_ms - state.last_timestamp >= expiry_ms
 
 
 def _refuse_wrong_epoch(producer_id: int, epoch: int, sequence: int, state: ProducerState) -> None:

@@ -8,7 +8,7 @@ from tests.unit.log.helpers import NOW_MS, append, batch_of, flush, marker_of, o
 
 from penstock.log import snapshots
 from penstock.log.config import LogConfig
-from penstock.log.producers import Producers, advance_sequence
+from penstock.log.producers import PLANNED_IDS_FROM, Producers, advance_sequence
 from penstock.protocol.errors import ApiError, ErrorCode
 
 MAX = 2**31 - 1
@@ -98,6 +98,20 @@ def test_idle_producers_are_forgotten_but_not_those_in_a_transaction(tmp_path):
     assert log.producers.expire(NOW_MS + 1000) == 1
     assert set(log.producers.states) == {2, 3}
     assert append(log, b"x", producer=(1, 0, 77)).base_offset == 3
+
+
+def test_who_appends_by_plan_is_remembered_for_longer(tmp_path):
+    """A plan is repeated after its shard was down, however long that was."""
+    log = open_log(tmp_path / "t-0")
+    planned = (PLANNED_IDS_FROM + 1, 0, 0)
+    append(log, b"x", producer=planned)
+    append(log, b"x", producer=(1, 0, 0))
+    log.close()
+    later_ms = NOW_MS + 29 * 86_400_000
+    log = open_log(tmp_path / "t-0", clean=True, now_ms=later_ms)
+    assert append(log, b"x", producer=planned, now_ms=later_ms).duplicate
+    assert not append(log, b"x", producer=(1, 0, 0), now_ms=later_ms).duplicate
+    assert log.producers.expire(later_ms + 86_400_000) == 2
 
 
 def test_a_producer_of_old_records_is_not_idle(tmp_path):

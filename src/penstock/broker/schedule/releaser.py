@@ -11,7 +11,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.planned_append import append_batch_once
+from penstock.broker.planned_append import append_batch_once, planned_producer_id
 from penstock.broker.schedule.loading import read_groups
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.scheduling.records import Plan, Source
@@ -256,7 +256,7 @@ class Releaser:
 
     async def _plan(self, release: Release, line: _Line) -> Plan:
         if line.producer_id < 0:
-            line.producer_id, line.sequence = await self._node.producer_ids.fresh(), 0
+            line.producer_id, line.sequence = await planned_producer_id(self._node), 0
         return Plan(line.producer_id, 0, line.sequence, release.dues[-1], len(release.dues))
 
     async def _append(self, source: Source, topic: TopicState, release: Release, line: _Line) -> Release:

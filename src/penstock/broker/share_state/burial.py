@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.group_settings import effective_group_settings
-from penstock.broker.planned_append import append_batch_once
+from penstock.broker.planned_append import append_batch_once, planned_producer_id
 from penstock.broker.share_state.dead_letter_topic import dead_letter_topic
 from penstock.broker.share_state.source import read_records
 from penstock.groups.share_state.copies import Copy
@@ -126,7 +126,7 @@ class Burial:
         target = Target(target_topic.id, self._key.partition % len(target_topic.partitions))
         producer = view.producer
         if producer is None or producer.target != target:
-            producer = Producer(await self._node.producer_ids.fresh(), 0, 0, target)
+            producer = Producer(await planned_producer_id(self._node), 0, 0, target)
         plan = Plan(
             producer.id, producer.epoch, producer.next_sequence, target_topic.name, target, resolved, offsets
         )
