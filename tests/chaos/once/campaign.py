@@ -190,7 +190,7 @@ class Campaign:
         for number in range(rounds):
             brokers = _portion(plan.broker_kills, rounds, number)
             processes = _portion(plan.process_kills, rounds, number)
-            upto = plan.points * (number + 1) // rounds if number else plan.points // rounds
+            upto = plan.points * (number + 1) // rounds
             self._storm(brokers, processes, upto)
             siege.await_whole()
             self._calm_round()

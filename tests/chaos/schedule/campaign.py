@@ -54,6 +54,7 @@ class Plan:
 
     kills: int = 25
     work: int = 300
+    delay_ms_max: int = 4000
     seed: int = 0
     nodes: int = 3
     settings: dict[str, str] = field(default_factory=dict)
@@ -107,7 +108,7 @@ class Campaign:
     @contextlib.contextmanager
     def _clients(self) -> Iterator[None]:
         """Readers end when they have got all that was acknowledged."""
-        writer = Writer(*self._common, seed=self._plan.seed)
+        writer = Writer(*self._common, seed=self._plan.seed, delay_ms_max=self._plan.delay_ms_max)
         readers: list[Reader] = [
             *(Member(f"{group}-{n}", group, *self._common) for group in (CLASSIC, CONSUMERS) for n in (1, 2)),
             *(Sharer(f"{SHARE}-{n}", SHARE, *self._common) for n in (1, 2)),

@@ -18,7 +18,6 @@ TOPIC, PARTITIONS = "jobs", 3
 CLASSIC, CONSUMERS, SHARE = "classic", "consumers", "sharers"
 GROUPS = (CLASSIC, CONSUMERS, SHARE)
 NEWCOMERS = ("read_committed", "read_uncommitted")
-DELAY_MS_MAX = 4000
 UNHELD = 0.1  # so many are not to be held at all
 BY_TIME = 0.3  # so many name a time, the others a delay
 IN_FLIGHT_MAX = 400
@@ -40,8 +39,18 @@ def now_ms() -> int:
 class Writer(Client):
     """Numbers without a gap, each to one partition, most of them to be delivered later."""
 
-    def __init__(self, servers: str, history: History, progress: Progress, ledger: Ledger, seed: int) -> None:
+    def __init__(
+        self,
+        servers: str,
+        history: History,
+        progress: Progress,
+        ledger: Ledger,
+        *,
+        seed: int,
+        delay_ms_max: int,
+    ) -> None:
         super().__init__("writer", history, progress)
+        self._delay_ms_max = delay_ms_max
         self._ledger = ledger
         self._chance = random.Random(seed)
         self._producer = Producer({**IDEMPOTENT, "bootstrap.servers": servers, "error_cb": self.heard})
@@ -58,7 +67,7 @@ class Writer(Client):
 
     def _send(self) -> None:
         number, sent_ms, held = len(self._ledger.sent), now_ms(), self._chance.random()
-        delay_ms = self._chance.randrange(DELAY_MS_MAX)
+        delay_ms = self._chance.randrange(self._delay_ms_max)
         headers: list[tuple[str, bytes]] = []
         if held > UNHELD + BY_TIME:
             headers = [("penstock-deliver-after", b"%d" % delay_ms)]

@@ -18,6 +18,7 @@ def main(arguments: Sequence[str]) -> int:
                 "kill -9 of leaders of the topic and of the schedule, coordinators and controllers",
             ),
             ("work", 300, "messages sent and delivered to each group between two kills at least"),
+            ("delay", 4000, "milliseconds that a message is held at most"),
             ("nodes", 3, "nodes of the cluster"),
         ),
     ).parse_args(arguments)
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         plan = Plan(
             kills=given.kills,
             work=given.work,
+            delay_ms_max=given.delay,
             seed=seed,
             nodes=given.nodes,
             settings=commands.settings(given),
