@@ -1,11 +1,13 @@
 """What a heartbeat must look like, and whether its sender is who the group takes it for. All raise ApiError."""
 
+from penstock.groups.classic_kind import Classic
 from penstock.groups.consumer.messages import ConsumerHeartbeat
 from penstock.groups.consumer.regex import compiled
 from penstock.groups.consumer.state import GroupState
 from penstock.groups.consumer.values import AWAY, JOINING, LEFT, Assignment, Member, is_within
 from penstock.groups.records import can_store
 from penstock.groups.settings import GroupSettings
+from penstock.groups.work import Step
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
@@ -55,8 +57,10 @@ def _invalid(message: str) -> ApiError:
     return ApiError(ErrorCode.invalid_request, message)
 
 
-def check_room(state: GroupState, member_id: str, size_max: int) -> None:
-    if len(state.members) >= size_max and member_id not in state.members:
+def check_room(group: GroupState | Classic, has_place: bool, step: Step) -> None:
+    """A static member that returns under another id has one."""
+    size_max = step.settings.consumer_size_max
+    if len(group.members) >= size_max and not has_place:
         message = f"The consumer group has reached its maximum capacity of {size_max} members."
         raise ApiError(ErrorCode.group_max_size_reached, message)
 

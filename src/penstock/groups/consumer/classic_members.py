@@ -32,7 +32,8 @@ from penstock.protocol.errors import ApiError, ErrorCode
 def join(group: GroupState, request: JoinRequest, token: Token, step: Step, *, new_member_id: str) -> None:
     member_id = request.member_id or new_member_id
     try:
-        check_room(group, member_id, step.settings.consumer_size_max)
+        has_place = member_id in group.members or request.instance_id in group.static_ids
+        check_room(group, has_place, step)
         embedded = _embedded(group, request)
         if not request.member_id and request.instance_id is None and request.member_id_required:
             # Nothing is kept for it: it is a member when it comes back with the id.

@@ -47,6 +47,8 @@ def _open(shard: GroupShard, request: ConsumerHeartbeat, step: Step) -> Draft:
     """The group to beat in: it is made, or made a consumer group, for a member that joins."""
     group = shard.groups.get(request.group_id)
     if isinstance(group, ConsumerGroup):
+        has_place = request.member_id in group.members or request.instance_id in group.static_ids
+        check_room(group, has_place, step)
         return Draft(group, step)
     if request.member_epoch != JOINING:
         _existing(shard, request.group_id)
@@ -56,11 +58,13 @@ def _open(shard: GroupShard, request: ConsumerHeartbeat, step: Step) -> Draft:
         return Draft(GroupState(request.group_id), step, is_new=True)
     if not isinstance(group, Classic):
         raise ApiError(ErrorCode.group_id_not_found, f"Group {request.group_id} is not a consumer group.")
+    # Before it is changed: who waits in it is answered only if this is taken.
+    has_place = request.member_id in group.members or group.static_id(request.instance_id) is not None
+    check_room(group, has_place, step)
     return upgraded(group, step)
 
 
 def _beat(draft: Draft, request: ConsumerHeartbeat) -> ConsumerHeartbeatReply:
-    check_room(draft.state, request.member_id, draft.step.settings.consumer_size_max)
     member = _sender(draft, request)
     before = member.current
     subscription = _subscription(member.subscription, request)
