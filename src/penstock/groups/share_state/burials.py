@@ -84,7 +84,7 @@ class PartitionBurials:
             resolved = self.plan.resolved
         if resolved:
             self._forget(resolved)  # among perhaps very many others
-        if self.plan is not None and resolved:
+        if self.plan is not None and resolved and not settled.lost:
             self.buried += size(self.plan.offsets)
         self.lost += settled.lost
         self.plan = None
