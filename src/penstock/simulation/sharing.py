@@ -153,6 +153,7 @@ class LedShare:
             state.batches,
             policy,
             Counters(),
+            state.totals,
             now_ms=self.node.now_ms(),
             chance=self._chance(),
         )
