@@ -41,7 +41,8 @@ fuzz: setup
 chaos: setup
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-# As long as you like: make simulate ARGS="--seeds 0 --minutes 60", ARGS="--mutations" or ARGS="--world sized"
+# As long as you like: make simulate ARGS="--seeds 0 --minutes 60", ARGS="--mutations" or ARGS="--world share"
+# (worlds: small, transactions, consumer, share, schedule, sized)
 simulate: setup
 	$(BIN)/python -m penstock.simulation $(ARGS)
 

@@ -125,7 +125,7 @@ class Mover:
 
     def _go_on_from(self, position: Position) -> None:
         self._position = position
-        _, end = self.replica.log.end_offset_for(position.epoch)
+        _, end = self.replica.end_of_epoch(position.epoch)
         # An unclean election may have taken away what the last leader had handed over.
         offset = end if 0 <= end < position.offset else position.offset
         self._next = max(offset, self.replica.log.start_offset)

@@ -135,7 +135,7 @@ PARTITION_MUTATIONS = (
         name="fetch-not-fenced",
         sentence="A leader serves and counts fetches of another leader epoch as if they were of its own.",
         trap=Traps.FENCE,
-        faults=("cut from controllers", "kill", "power loss", "preferred election", "storm"),
+        faults=("cut from controllers", "freeze", "preferred election"),
         patches=(
             Patch(Replica, "fenced", lambda self, rules, asked_epoch: None),
             Patch(Replica, "parting", _parting_in_own_epoch),

@@ -111,7 +111,6 @@ class Replica:
 
     def _lead(self, state: PartitionState) -> None:
         log, node = self.log, self.node
-        log.epochs.assign(state.leader_epoch, log.end_offset)
         node.world.note("leads", node.id, self.topic, self.key, "epoch", state.leader_epoch, log)
         self.leading = LeaderRules(
             local_id=node.id,
@@ -317,10 +316,20 @@ class Replica:
         """Where the follower's history leaves the leader's, judged by epochs."""
         if asked.last_fetched_epoch < 0:
             return None
-        epoch, end = self.log.end_offset_for(asked.last_fetched_epoch)
+        epoch, end = self.end_of_epoch(asked.last_fetched_epoch)
         if epoch < asked.last_fetched_epoch or end < asked.offset:
             return EpochEnd(epoch, end)
         return None
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """The largest epoch up to the asked one, and where it ended; this leader's may have no records yet."""
+        log, leader_epoch = self.log, self.require_leader().leader_epoch
+        latest = log.epochs.latest
+        if epoch == leader_epoch:
+            return epoch, log.end_offset
+        if 0 <= epoch < leader_epoch and epoch >= latest:
+            return (latest if latest >= 0 else epoch), log.end_offset
+        return log.end_offset_for(epoch)
 
     def wanted_isr(self) -> IsrProposal | None:
         rules = self.leading

@@ -168,7 +168,8 @@ class SimLog:
         self.batches.append(batch)
         self.bases.append(batch.base_offset)
         self.end_offset = batch.next_offset
-        self.epochs.assign(batch.epoch, batch.base_offset)
+        if batch.epoch > self.epochs.latest:
+            self.epochs.assign(batch.epoch, batch.base_offset)
         self._learn(batch)
 
     def truncate(self, offset: int) -> None:
