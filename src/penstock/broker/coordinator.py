@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -77,9 +78,10 @@ class GroupCoordinator(ShardedCoordinator["GroupShard"]):
         return f"{prefix}-{uuid4()}"
 
     def _new_shard(self) -> GroupShard:
+        from penstock.broker.group_settings import effective_group_settings
         from penstock.groups.shard import GroupShard
 
-        return GroupShard(self._settings, self.topics)
+        return GroupShard(self._settings, self.topics, partial(effective_group_settings, self._node))
 
     async def _forget_topics(self, topics: tuple[str, ...]) -> None:
         now_ms = self._node.now_ms()

@@ -10,6 +10,7 @@ from typing import Final
 
 from penstock.groups import offsets as offset_rules
 from penstock.groups.classic_kind import Classic
+from penstock.groups.config import GroupConfig
 from penstock.groups.group import Group
 from penstock.groups.messages import (
     NO_MEMBER_ID,
@@ -52,11 +53,18 @@ _EXPIRE: Final = Timer("expire")
 class GroupShard:
     """Operations of other kinds than classic are functions in the rooms of their kinds, which are given the shard."""
 
-    __slots__ = ("_timers", "groups", "offsets", "settings", "topics", "unknown_records")
+    __slots__ = ("_config_of", "_timers", "groups", "offsets", "settings", "topics", "unknown_records")
 
-    def __init__(self, settings: GroupSettings, topics: Topics = NO_TOPICS) -> None:
+    def __init__(
+        self,
+        settings: GroupSettings,
+        topics: Topics = NO_TOPICS,
+        config_of: Callable[[str], GroupConfig] | None = None,
+    ) -> None:
+        """`config_of`: what a group's own settings say now; without it they say what the node's do."""
         self.settings = settings
         self.topics = topics
+        self._config_of = config_of or settings.config_of
         self.groups: dict[str, Group] = {}
         #: Records of kinds of groups that are not known here, passed over on replay.
         self.unknown_records = 0
@@ -71,6 +79,7 @@ class GroupShard:
         return Step(
             now_ms=now_ms,
             settings=self.settings,
+            config_of=self._config_of,
             timers=self._timers,
             topics=self.topics,
             groups=self.groups,
@@ -215,14 +224,17 @@ class GroupShard:
         *,
         require_stable: bool = False,
     ) -> tuple[FetchedOffset, ...]:
-        return offset_rules.fetch(self.offsets, group_id, partitions, require_stable=require_stable)
+        return offset_rules.fetch(
+            self.offsets, group_id, partitions, self.topics, require_stable=require_stable
+        )
 
     def forget_topics(self, topics: Iterable[str], token: Token, *, now_ms: int) -> Work:
         """These topics were deleted; a new topic of the same name must not inherit positions."""
         step = self.step(now_ms)
         for topic in topics:
             for group_id, partition in self.offsets.of_topic(topic):
-                offset_rules.forget(group_id, topic, partition, step)
+                if not offset_rules.is_of_the_present(self.offsets.get(group_id, topic, partition), topic, step):
+                    offset_rules.forget(group_id, topic, partition, step)
         step.reply(token, None)
         return step.work()
 

@@ -1,9 +1,10 @@
 """What an operation hands back, and the pad on which it is written down."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.groups.config import GroupConfig
 from penstock.groups.records import GroupRecord, KeyValue, OffsetRecord, encode_group, encode_offset
 from penstock.groups.settings import GroupSettings
 from penstock.groups.timers import Timers
@@ -40,19 +41,21 @@ class Timer(NamedTuple):
 class Step:
     """One operation under way: its time, its records and replies so far, and the timers it may set."""
 
-    __slots__ = ("_records", "_replies", "groups", "now_ms", "settings", "timers", "topics")
+    __slots__ = ("_records", "_replies", "config_of", "groups", "now_ms", "settings", "timers", "topics")
 
     def __init__(
         self,
         *,
         now_ms: int,
         settings: GroupSettings,
+        config_of: Callable[[str], GroupConfig],
         timers: Timers[Timer],
         topics: Topics,
         groups: "dict[str, Group]",
     ) -> None:
         self.now_ms = now_ms
         self.settings = settings
+        self.config_of = config_of
         self.timers = timers
         self.topics = topics
         #: Those of the shard: a group that goes on as one of another kind is replaced here.

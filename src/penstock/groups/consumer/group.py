@@ -168,8 +168,9 @@ class ConsumerGroup(GroupState):
     # Life
 
     def loaded(self, step: Step) -> None:
+        timeout_ms = step.config_of(self.group_id).consumer_session_timeout_ms
         for member in self.members.values():
-            expect_heartbeat(step, self.group_id, member, step.settings.consumer_session_timeout_ms)
+            expect_heartbeat(step, self.group_id, member, timeout_ms)
             if member.current.phase is Phase.UNREVOKED and not member.is_classic:
                 timer = Timer(REBALANCE, self.group_id, member.member_id)
                 step.schedule_in(timer, member.subscription.rebalance_timeout_ms)

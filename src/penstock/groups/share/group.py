@@ -126,9 +126,9 @@ class ShareGroup(GroupState):
     # Life
 
     def loaded(self, step: Step) -> None:
+        timeout_ms = step.config_of(self.group_id).share_session_timeout_ms
         for member_id in self.members:
-            timer = session_timer(self.group_id, member_id)
-            step.schedule_in(timer, step.settings.share_session_timeout_ms)
+            step.schedule_in(session_timer(self.group_id, member_id), timeout_ms)
 
     def heard_of(self, member_id: str, step: Step) -> None:
         """Only heartbeats count."""
