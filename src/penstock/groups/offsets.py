@@ -137,12 +137,14 @@ def _commit_one(request: CommitRequest, each: OffsetToCommit, step: Step) -> Par
         error = ErrorCode.offset_metadata_too_large
         return PartitionError(topic=each.topic, partition=each.partition, error=error)
     expire_ms = None if request.retention_ms is None else step.now_ms + request.retention_ms
+    topic = step.topics.get(each.topic)
     committed = CommittedOffset(
         offset=each.offset,
         leader_epoch=each.leader_epoch,
         metadata=each.metadata,
         commit_timestamp_ms=step.now_ms,
         expire_timestamp_ms=expire_ms,
+        topic_id=None if topic is None else topic.id,
     )
     step.store_offset(
         OffsetRecord(group=request.group_id, topic=each.topic, partition=each.partition, value=committed)
@@ -154,6 +156,7 @@ def fetch(
     store: OffsetStore,
     group_id: str,
     partitions: Iterable[TopicPartition] | None,
+    topics: Topics,
     *,
     require_stable: bool = False,
 ) -> tuple[FetchedOffset, ...]:
@@ -162,17 +165,36 @@ def fetch(
     With `require_stable`, an offset that an open transaction may change is not told, but that it is unstable.
     """
     if partitions is None:
-        partitions = [(topic, partition) for topic, partition, _ in store.of_group(group_id)]
+        partitions = [
+            (topic, partition)
+            for topic, partition, committed in store.of_group(group_id)
+            if not _is_of_another(committed, topic, topics)
+        ]
     return tuple(
-        _fetch_one(store, group_id, topic, partition, require_stable) for topic, partition in partitions
+        _fetch_one(store, group_id, topic, partition, topics, require_stable)
+        for topic, partition in partitions
     )
 
 
+def is_of_the_present(committed: CommittedOffset | None, topic: str, step: Step) -> bool:
+    """Whether the offset is known to be of the topic that has this name now."""
+    known = step.topics.get(topic)
+    return committed is not None and known is not None and committed.topic_id == known.id
+
+
+def _is_of_another(committed: CommittedOffset, topic: str, topics: Topics) -> bool:
+    """Whether it was committed to an earlier topic of the same name, which its coordinator did not see go."""
+    known = None if committed.topic_id is None else topics.get(topic)
+    return known is not None and committed.topic_id != known.id
+
+
 def _fetch_one(
-    store: OffsetStore, group_id: str, topic: str, partition: int, require_stable: bool
+    store: OffsetStore, group_id: str, topic: str, partition: int, topics: Topics, require_stable: bool
 ) -> FetchedOffset:
     is_unstable = require_stable and store.is_staged(group_id, topic, partition)
     committed = None if is_unstable else store.get(group_id, topic, partition)
+    if committed is not None and _is_of_another(committed, topic, topics):
+        committed = None
     return FetchedOffset(topic=topic, partition=partition, committed=committed, is_unstable=is_unstable)
 
 

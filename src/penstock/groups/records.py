@@ -4,6 +4,7 @@ import struct
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final
+from uuid import UUID
 
 from kio.serial import entity_reader, entity_writer
 
@@ -38,6 +39,8 @@ class CommittedOffset:
     commit_timestamp_ms: int
     #: Asked for by clients that still send a retention time; everyone else has the broker's retention.
     expire_timestamp_ms: int | None = None
+    #: Another topic may have the same name one day, and must not inherit the offset. None where nobody noted it.
+    topic_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,15 @@ def _encode_offset_value(value: CommittedOffset) -> bytes:
             expire_timestamp=value.expire_timestamp_ms,
         )
         return _encode(1, expiring)
+    if value.topic_id is not None:
+        of_topic = schemas.OffsetCommitValueV4(
+            offset=value.offset,
+            leader_epoch=value.leader_epoch,
+            metadata=value.metadata,
+            commit_timestamp=value.commit_timestamp_ms,
+            topic_id=value.topic_id,
+        )
+        return _encode(4, of_topic)
     entity = schemas.OffsetCommitValueV3(
         offset=value.offset,
         leader_epoch=value.leader_epoch,
@@ -166,6 +178,7 @@ def _decode_offset_value(value: bytes) -> CommittedOffset:
         metadata=entity.metadata,
         commit_timestamp_ms=entity.commit_timestamp,
         expire_timestamp_ms=None if expire_timestamp_ms == -1 else expire_timestamp_ms,
+        topic_id=getattr(entity, "topic_id", None),
     )
 
 

@@ -1,7 +1,8 @@
 """Kafka's published record formats of `__consumer_offsets`, declared on kio's serializers.
 
 Keys start with an int16 that names the record, values with an int16 version. Version 3 values are what every
-Kafka release since 2.3 writes and reads; version 1 carries an explicit expiry; version 4 is only read.
+Kafka release since 2.3 writes and reads; version 1 carries an explicit expiry; version 4 of an offset carries the
+id of its topic (Kafka 4.1), and of a group is only read.
 """
 
 import uuid

@@ -1,5 +1,7 @@
 """The bytes of `__consumer_offsets` are Kafka's: each expectation below was put together by hand."""
 
+from uuid import UUID
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,11 +48,18 @@ def test_offset_commit_with_its_own_expiry_is_version_1() -> None:
     assert decode(OFFSET_KEY, expected) == offset_record(value)
 
 
-@pytest.mark.parametrize("tags", ["00", "010010000102030405060708090a0b0c0d0e0f"], ids=["bare", "topic id"])
-def test_offset_commit_of_newer_releases_is_read(tags: str) -> None:
+@pytest.mark.parametrize(
+    ("tags", "topic_id"),
+    [
+        ("00", None),
+        ("010010000102030405060708090a0b0c0d0e0f", UUID("00010203-0405-0607-0809-0a0b0c0d0e0f")),
+    ],
+)
+def test_offset_commit_of_newer_releases_is_read(tags: str, topic_id: UUID | None) -> None:
     data = bytes.fromhex("0004" "0000000000000001" "00000002" "02" "6d" "0000000000000003" + tags)  # fmt: skip
-    value = CommittedOffset(offset=1, leader_epoch=2, metadata="m", commit_timestamp_ms=3)
+    value = CommittedOffset(offset=1, leader_epoch=2, metadata="m", commit_timestamp_ms=3, topic_id=topic_id)
     assert decode(OFFSET_KEY, data) == offset_record(value)
+    assert topic_id is None or encode_offset(offset_record(value)) == (OFFSET_KEY, data)
 
 
 def test_tombstones_are_keys_without_a_value() -> None:
