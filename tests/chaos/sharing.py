@@ -9,6 +9,7 @@ from tests.chaos.view import Observer
 from tests.chaos.workload import CLIENT
 from tests.compat.raw import schema
 
+SESSION_MS = "4000"  # share.session.timeout.ms of groups
 STATE_TOPIC, STATE_SHARDS = "__share_group_state", 3
 #: Members are missed, and locks run out, at a pace that a campaign can wait for.
 NODE_SETTINGS = {
@@ -16,7 +17,6 @@ NODE_SETTINGS = {
     "group.share.min.heartbeat.interval.ms": "200",
     "group.share.min.record.lock.duration.ms": "1000",
     "group.share.min.session.timeout.ms": "1000",
-    "group.share.session.timeout.ms": "4000",
     "offsets.topic.num.partitions": "3",
     "share.coordinator.state.topic.num.partitions": str(STATE_SHARDS),
     "share.coordinator.state.topic.replication.factor": "3",

@@ -22,7 +22,7 @@ from tests.chaos.once.lanes import Book, Lane, Lanes
 from tests.chaos.once.points import ALL, DEFINITE, NO_KILL, Target
 from tests.chaos.share.journals import Journals, Place
 from tests.chaos.share.worker import Job
-from tests.chaos.sharing import NODE_SETTINGS, STATE_SHARDS, STATE_TOPIC, lags, share_consumer
+from tests.chaos.sharing import NODE_SETTINGS, SESSION_MS, STATE_SHARDS, STATE_TOPIC, lags, share_consumer
 from tests.chaos.siege import RECOVERY_S, Outcome, Siege
 from tests.chaos.view import OF_GROUP
 from tests.chaos.workload import CLIENT, create_topics
@@ -39,6 +39,7 @@ GROUP_SETTINGS = {
     "penstock_share_delivery": "at-most-once",
     "share_auto_offset_reset": "earliest",
     "share_record_lock_duration_ms": "2000",
+    "share_session_timeout_ms": SESSION_MS,
 }
 CALM = 200
 DRAIN_S = 90.0

@@ -88,7 +88,8 @@ class Campaign:
                     penstock_schedule_enable="true",
                 )
                 admin = AdminClient({**CLIENT, "bootstrap.servers": cluster.direct_servers})
-                configure(admin, SHARE, share_auto_offset_reset="earliest")
+                own = {"share_auto_offset_reset": "earliest", "share_session_timeout_ms": sharing.SESSION_MS}
+                configure(admin, SHARE, **own)
                 with self._clients():
                     self._fire_all()
             with siege.noted():

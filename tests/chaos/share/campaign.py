@@ -15,7 +15,7 @@ from tests.chaos.newcomers import read_whole
 from tests.chaos.share.journals import Journals, Place
 from tests.chaos.share.judge import ANOMALIES, Letter, Source, judge
 from tests.chaos.share.worker import GROUP, LIMIT, LOCK_S, PARTITIONS, TOPIC, Job
-from tests.chaos.sharing import NODE_SETTINGS, STATE_SHARDS, STATE_TOPIC, lags
+from tests.chaos.sharing import NODE_SETTINGS, SESSION_MS, STATE_SHARDS, STATE_TOPIC, lags
 from tests.chaos.siege import RECOVERY_S, Outcome, Siege
 from tests.chaos.view import OF_GROUP
 from tests.chaos.workload import CLIENT, create_topics
@@ -31,6 +31,7 @@ GROUP_SETTINGS = {
     "share_auto_offset_reset": "earliest",
     "share_delivery_count_limit": str(LIMIT),
     "share_record_lock_duration_ms": str(int(LOCK_S * 1000)),
+    "share_session_timeout_ms": SESSION_MS,
 }
 
 
