@@ -81,6 +81,7 @@ class Schedule(ShardedCoordinator[Any]):
         self._threads = asyncio.Semaphore(_THREADS)
         self._hold = Hold(node.settings.integer("penstock.schedule.retention.hold.max.ms") / 1000)
         self._known: dict[_Key, tuple[int, float]] = {}  # of partitions that others lead: offset, until when
+        self._silent_until: dict[int, float] = {}  # by shard
         self.hosts: dict[int, ShardHost] = {}
         self.movers: dict[_Key, Mover] = {}
 
@@ -158,10 +159,21 @@ class Schedule(ShardedCoordinator[Any]):
             return 0 if mover is None else mover.taken_offset
         known = self._known.get(partition.key)
         if known is None or time.monotonic() > known[1]:
-            position = await self.ask(Ask(What.POSITION, Source(partition.topic_id, partition.index)))
+            position = await self._position_of(Source(partition.topic_id, partition.index))
             offset = partition.log.end_offset if position is None else position.offset
             known = self._known[partition.key] = offset, time.monotonic() + _KNOWN_S
         return known[0]
+
+    async def _position_of(self, source: Source) -> Position | None:
+        """A shard that does not answer is not waited for again by every partition: retention goes by all of them."""
+        shard = self.shard_of(_shard_key(source))
+        if time.monotonic() < self._silent_until.get(shard, 0.0):
+            raise ApiError(ErrorCode.coordinator_not_available, "it has not answered a moment ago")
+        try:
+            return await self.ask(Ask(What.POSITION, source))
+        except (ApiError, ConnectionError, TimeoutError):
+            self._silent_until[shard] = time.monotonic() + _KNOWN_S
+            raise
 
     async def wait_until_taken_over(self, partition: Partition, offset: int) -> None:
         """Raises ApiError when it takes too long."""

@@ -128,12 +128,21 @@ def test_a_producer_that_is_not_known_any_more_is_replaced(
     assert len(set(producers)) == 2
 
 
-def test_a_shard_that_fails_is_loaded_again(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    failures = iter([OSError("no space left"), ValueError("surprise")])
+@pytest.mark.parametrize(
+    "failures",
+    [
+        [OSError("no space left"), ValueError("surprise")],  # the shard is loaded again
+        [ApiError(ErrorCode.kafka_storage_error, "cannot read the log")],
+    ],
+)
+def test_what_cannot_be_read_at_once_is_released_later(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, failures: list[Exception]
+) -> None:
+    coming = iter(failures)
     real = releaser.gather
 
     def gather(*arguments: Any) -> Any:
-        for failure in failures:
+        for failure in coming:
             raise failure
         return real(*arguments)
 
@@ -165,22 +174,6 @@ def test_a_plan_that_is_found_is_carried_out_once_it_is_committed(
     sent = publish(broker, 10)
     assert read(broker, 10) == sent
     assert events[:3] == ["killed", "committed", "appended"]
-
-
-def test_what_cannot_be_read_at_once_is_released_later(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failures = iter([ApiError(ErrorCode.kafka_storage_error, "cannot read the log")])
-    real = releaser.gather
-
-    def gather(*arguments: Any) -> Any:
-        for failure in failures:
-            raise failure
-        return real(*arguments)
-
-    monkeypatch.setattr(releaser, "gather", gather)
-    sent = publish(broker, 10)
-    assert read(broker, 10) == sent
 
 
 def test_what_arrives_while_others_are_released_waits_for_no_later_time_than_theirs(
