@@ -195,7 +195,9 @@ def _draw(axis: Any, panel: _Panel, figures: Figures, brokers: Sequence[str]) ->
             for _, scenario, metric, factor in points
         ]
         bars = axis.bar(at, values, width, label=broker.capitalize(), color=_COLOURS[broker])
-        axis.bar_label(bars, labels=[_short(value) for value in values], padding=2, fontsize=8)
+        axis.bar_label(
+            bars, labels=[_short(value) if value else "" for value in values], padding=2, fontsize=8
+        )
     axis.set_xticks(range(len(points)), [label for label, *_ in points], fontsize=9)
     axis.set_title(title, fontsize=10, loc="left")
     axis.set_ylabel(unit, fontsize=9)
