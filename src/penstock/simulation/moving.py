@@ -10,7 +10,7 @@ from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.records import BatchHeader
 from penstock.scheduling.held import HeldRecord, open_block, pack_block
 from penstock.scheduling.intake import Held
-from penstock.scheduling.moving import Chunk, Found, chunks_of
+from penstock.scheduling.moving import Chunk, Found, chunks_of, continued
 from penstock.scheduling.records import Position, Source
 from penstock.simulation.disk import DiskFull
 from penstock.simulation.replica import Key, Produce
@@ -134,8 +134,8 @@ class Mover:
         position = self._position
         assert position is not None
         found, next_offset = self.scan()
-        if found and position.offset == found[0].at.offset:
-            found[0] = found[0]._replace(at=found[0].at._replace(taken=position.taken))
+        if found:
+            found = continued(position, found)
         for chunk in chunks_of(found, _CHUNK_BYTES):
             is_taken = yield from self._send(chunk)
             if not is_taken:
