@@ -11,8 +11,8 @@ from typing import Final, Protocol
 
 from penstock.scheduling.records import DUE_BYTES
 
-#: Entries that are sorted at a time.
-HEAD_MAX: Final = 4096
+#: Entries that are sorted at a time, each an object of some 70 bytes, for each of perhaps thousands of sources.
+HEAD_MAX: Final = 1024
 BLOCK_ENTRIES: Final = 512
 _PARTS: Final = 16
 _FIRST: Final = b""

@@ -10,7 +10,7 @@ from penstock.scheduling.ladder import Ladder
 from penstock.scheduling.records import NOTHING_RELEASED, Due, Source, SourceState, unpack_due
 
 #: Due times in memory that are not sorted in yet.
-_ARRIVED_MAX: Final = 8192
+_ARRIVED_MAX: Final = 2048
 
 
 class SourceIndex:
