@@ -96,8 +96,8 @@ def _any_verdict_will_do(current: Transaction, request: Any, **fields: Any) -> A
 _answer_again = end_rules._answer_again
 
 
-def _unstable_is_none(store: Any, group: str, topic: str, partition: int, stable: bool) -> FetchedOffset:
-    found = _fetch_one(store, group, topic, partition, stable)
+def _unstable_is_none(store: Any, group: str, topic: str, partition: int, *others: Any) -> FetchedOffset:
+    found = _fetch_one(store, group, topic, partition, *others)
     return FetchedOffset(topic=topic, partition=partition, committed=found.committed)
 
 

@@ -69,9 +69,6 @@ class GroupState:
 
     # What it is
 
-    def member(self, member_id: str) -> Member | None:
-        return self.members.get(member_id)
-
     def static_member(self, instance_id: str) -> Member | None:
         member_id = self.static_ids.get(instance_id)
         return None if member_id is None else self.members.get(member_id)
