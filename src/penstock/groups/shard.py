@@ -233,7 +233,8 @@ class GroupShard:
         step = self.step(now_ms)
         for topic in topics:
             for group_id, partition in self.offsets.of_topic(topic):
-                if not offset_rules.is_of_the_present(self.offsets.get(group_id, topic, partition), topic, step):
+                committed = self.offsets.get(group_id, topic, partition)
+                if not offset_rules.is_of_the_present(committed, topic, step):
                     offset_rules.forget(group_id, topic, partition, step)
         step.reply(token, None)
         return step.work()
