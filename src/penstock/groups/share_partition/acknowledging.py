@@ -67,10 +67,8 @@ def acknowledge(
     core: Core, member: str, batches: Sequence[Said], policy: Policy, *, now_ms: int, chance: float
 ) -> bool:
     """Returns whether something has to be written before it may be answered. Raises ApiError."""
-    # Nobody waits for what lies before the window.
-    start = core.window.start
-    if batches and batches[0][0] < start:
-        batches = [batch for batch in batches if batch[1] >= start]
+    if batches and batches[0][0] < core.window.start:
+        batches = _not_deleted(core, batches)
     if not batches:
         return False
     number = core.members.number_of(member)
@@ -85,6 +83,15 @@ def acknowledge(
     core.members.give_back(number, len(said) - said.count(_NOTHING_SAID) - renewed)
     core.drop_done()
     return is_written
+
+
+def _not_deleted(core: Core, batches: Sequence[Said]) -> Sequence[Said]:
+    """Nobody waits for what the log has deleted; what else lies before the window came to its end in other hands."""
+    start = core.window.start
+    left = [batch for batch in batches if batch[1] >= min(core.deleted_upto, start)]
+    if left and left[0][1] < start:
+        raise ApiError(ErrorCode.invalid_record_state, "the member does not hold all of these records")
+    return left
 
 
 def _row(core: Core, batches: Sequence[Said]) -> _Row:

@@ -27,6 +27,7 @@ Timer = tuple[int, int, int]
 class Core:
     __slots__ = (
         "counters",
+        "deleted_upto",
         "launched",
         "launched_totals",
         "members",
@@ -42,6 +43,7 @@ class Core:
         self.window = Window(start)
         self.members = Members()
         self.counters = counters
+        self.deleted_upto = 0  # the log has deleted what lies before, whoever held it
         #: A heap. One that is no longer true does no harm: the records themselves know their times.
         self.timers: list[Timer] = []
         self.queued: list[Range] = []  # what the next write must look at

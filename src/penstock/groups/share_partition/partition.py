@@ -131,6 +131,7 @@ class SharePartition:
         What has expired is stored with the next write, as the new start is: who loads what is stored counts it again.
         """
         core, window = self._core, self._core.window
+        core.deleted_upto = max(core.deleted_upto, log_start)
         low, high = window.clip(window.start, log_start)
         waiting = WAITING.search(window.states, low, high)
         if waiting is not None:

@@ -159,6 +159,8 @@ class Naive:
             for offset in range(first, last + 1)
             if offset >= self.start and last >= self.start
         }
+        if any(last < self.start for _, last, _ in batches):
+            raise ApiError(ErrorCode.invalid_record_state)
         if any(offset >= self.end for offset in said):
             raise ApiError(ErrorCode.invalid_request)
         for offset in said:
