@@ -36,6 +36,7 @@ _VALUE_BYTES = 100
 _BATCH_BYTES = 16 * 1024
 #: More than any of them works off a second; JetStream takes a while to take them in.
 _RECORDS_PER_S = 800_000
+_ACCEPTED_PER_S = 2_000_000
 _MESSAGES_PER_S = 250_000
 _MIXED = Mix(released=10, rejected=10)
 _ACCEPTED = Mix(released=0, rejected=0)
@@ -52,6 +53,8 @@ class Work:
     mix: Mix = _MIXED
     fsync: bool = False
     piggybacks: bool = True
+    #: How many are there for each second.
+    records_per_s: int = _RECORDS_PER_S
 
 
 def _measured(wanted: Work) -> Measure:
@@ -62,7 +65,7 @@ def _run(broker: Subject, wanted: Work, timing: Timing) -> Metrics:
     whole_s = timing.ramp_s + timing.measure_s
     if isinstance(broker, NatsServer):
         return _run_nats(broker, wanted, timing, int(_MESSAGES_PER_S * whole_s))
-    records = int(_RECORDS_PER_S * whole_s)
+    records = int(wanted.records_per_s * whole_s)
     batch, batch_records = fill_batch(
         value_pool(_VALUE_BYTES), Codec.NONE, _BATCH_BYTES, int(time.time() * 1000)
     )
@@ -206,7 +209,9 @@ def _scenario(name: str, title: str, wanted: Work, *, nats: bool = True, quick: 
 SCENARIOS = (
     _scenario("ack-4c", "4 consumers", Work(), quick=True),
     _scenario("ack-1c", "1 consumer", Work(consumers=1)),
-    _scenario("ack-4c-accepted", "4 consumers, all accepted", Work(mix=_ACCEPTED)),
+    _scenario(
+        "ack-4c-accepted", "4 consumers, all accepted", Work(mix=_ACCEPTED, records_per_s=_ACCEPTED_PER_S)
+    ),
     _scenario("ack-4c-1p", "4 consumers, 1 partition", Work(partitions=1), nats=False),
     _scenario("ack-4c-apart", "4 consumers, requests of their own", Work(piggybacks=False), nats=False),
     _scenario("ack-4c-synced", "4 consumers, synced", Work(fsync=True), nats=False, quick=True),
