@@ -8,6 +8,7 @@ from penstock.simulation.campaign import hunts
 from penstock.simulation.mutation import Traps
 from penstock.simulation.mutations import MUTATIONS
 from penstock.simulation.run import run_seed
+from penstock.simulation.worlds import WORLDS
 
 #: A seed counts only if it is clean without the bug.
 SEEDS_MAX = 800
@@ -24,7 +25,9 @@ def test_every_bug_is_caught() -> None:
 def test_every_trap_has_a_bug() -> None:
     traps = {value for name, value in vars(Traps).items() if name.isupper()}
     assert traps == {mutation.trap for mutation in MUTATIONS}
-    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 20
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 80
+    worlds = {mutation.world for mutation in MUTATIONS}
+    assert worlds == set(WORLDS)
 
 
 def test_a_bug_is_switched_off_again() -> None:

@@ -7,7 +7,7 @@ import pytest
 from penstock.simulation.campaign import Tally, failure_lines, outcomes
 
 #: How many seeds a world is given here, and what must have happened in each of them on average.
-SEEDS = {"transactions": 40, "consumer": 80, "share": 70, "schedule": 70}
+SEEDS = {"transactions": 36, "consumer": 70, "share": 64, "schedule": 64}
 OPERATIONS = {
     "transactions": {
         "transactions committed": 8,

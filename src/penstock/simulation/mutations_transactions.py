@@ -145,6 +145,7 @@ TRANSACTION_MUTATIONS = (
         sentence="The last stable offset passes a transaction whose marker is not committed.",
         trap=Traps.ONE_SNAPSHOT,
         world=_WORLD,
+        faults=("kill", "power loss"),
         patches=(
             Patch(Transactions, "first_unstable_offset", lambda self, high_watermark: self.first_open_offset),
         ),
