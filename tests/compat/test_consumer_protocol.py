@@ -217,6 +217,7 @@ def test_classic_members_of_another_library_go_on_in_a_consumer_group(
         group_id=group,
         session_timeout_ms=6000,
         heartbeat_interval_ms=200,
+        metadata_max_age_ms=200,  # it may assign before it has heard of the topic
         partition_assignment_strategy=[RangePartitionAssignor],
     )
     with contextlib.closing(old):

@@ -134,7 +134,7 @@ class World:
 
     @property
     def stable_offset(self) -> int:
-        first_open = self.log.producers.first_open_offset
+        first_open = self.log.producers.transactions.first_open_offset
         return self.log.end_offset if first_open is None else first_open
 
     def read(self, from_offset: int | None = None) -> list[Stored]:

@@ -51,7 +51,7 @@ class LoggedWorld(World):
 
     def clean(self, after_ms: int) -> None:
         self.clean_ms += after_ms
-        first_open = self.disk.producers.first_open_offset
+        first_open = self.disk.producers.transactions.first_open_offset
         stable = self.disk.end_offset if first_open is None else first_open
         clean(self.disk, self._cleaner, now_ms=self.clean_ms, stable_offset=stable)
 
