@@ -44,6 +44,7 @@ class TransactionOutcomes:
         while not (ended := self._ended.get(header.producer_id)):
             if not self._read_on(header.base_offset):
                 return Outcome.OPEN
+            self._forget(header.producer_id, header.base_offset)  # of a transaction that wrote nothing here
         return ended[0].outcome
 
     def passed(self, marker: BatchHeader) -> None:

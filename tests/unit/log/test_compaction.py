@@ -176,6 +176,17 @@ def test_aborted_records_go_and_never_replace_what_was_committed(log: Log) -> No
     assert pairs(log) == [(0, b"a", b"committed"), (4, b"z", b"1")]
 
 
+def test_an_abort_of_nothing_is_not_taken_for_the_end_of_the_next_transaction(log: Log) -> None:
+    append(log, (b"b", b"other"), producer=(8, 0, 0), transactional=True)
+    append_marker(log, 8, 0, commit=True)
+    append_marker(log, 9, 0, commit=False)
+    append(log, (b"a", b"committed"), producer=(9, 0, 0), transactional=True)
+    append_marker(log, 9, 0, commit=True)
+    roll(log)
+    clean(log)
+    assert pairs(log) == [(0, b"b", b"other"), (3, b"a", b"committed")]
+
+
 def test_a_transaction_whose_marker_lies_beyond_the_pass_is_known(log: Log) -> None:
     append(log, (b"a", b"committed"))
     append(log, (b"a", b"aborted"), producer=(9, 0, 0), transactional=True)
