@@ -123,7 +123,7 @@ TRANSACTION_MUTATIONS = (
         sentence="Markers are written before the decision is committed.",
         trap=Traps.ALL_OR_NOTHING,
         world=_WORLD,
-        faults=("one-way cut",),
+        faults=("one-way cut", "slow disk", "power loss"),
         patches=(Patch(Coordinator, "_release_later", _markers_at_once),),
     ),
     Mutation(

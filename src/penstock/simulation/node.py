@@ -188,7 +188,8 @@ class Node:
             kind = KINDS[replica.topic]
             replica.coordinator = kind.runtime(replica, kind.new_shard)
             if kind.serve is not None:
-                kind.serve(replica.coordinator)
+                # A moment later: one that cannot write is loaded again at once, and fails again at its first step.
+                self.after(self.world.between(1, 15), kind.serve, replica.coordinator)
         return replica.coordinator
 
     def coordinate(self, key: Key) -> Coordinator:
