@@ -217,11 +217,12 @@ def test_classic_members_of_another_library_go_on_in_a_consumer_group(
         group_id=group,
         session_timeout_ms=6000,
         heartbeat_interval_ms=200,
-        metadata_max_age_ms=200,  # it may assign before it has heard of the topic
         partition_assignment_strategy=[RangePartitionAssignor],
     )
     with contextlib.closing(old):
-        eventually(lambda: old.poll(timeout_ms=50) or len(old.assignment()) == 6, what="all partitions")
+        # It may lead the group before it has heard of the topic, and then assigns nothing for minutes.
+        eventually(lambda: old.partitions_for_topic(topic), what="the topic")
+        eventually(lambda: old.poll(timeout_ms=500) or len(old.assignment()) == 6, what="all partitions")
         new = join(topic)
 
         def halves() -> bool:

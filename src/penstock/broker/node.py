@@ -460,7 +460,9 @@ class Node:
 
     def may_hold_records(self, partition: Partition) -> bool:
         """Whether records may be in a partition's log that are held back until they are due."""
-        return partition.is_scheduled or ("schedule" in self.__dict__ and self.schedule.looks_after(partition))
+        return partition.is_scheduled or (
+            "schedule" in self.__dict__ and self.schedule.looks_after(partition)
+        )
 
     def _follow_schedule(self, delta: ImageDelta) -> None:
         """A node on which nothing is scheduled never loads it."""

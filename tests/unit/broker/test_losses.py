@@ -225,7 +225,7 @@ async def test_what_retention_has_deleted_is_not_missed_after_a_crash(
         folder = tmp_path / "data" / "t-0"
         await until(lambda: are_unlinked is not any(folder.glob("*.deleted")))
         copy = tmp_path / "crashed"
-        shutil.copytree(tmp_path / "data", copy / "data")
+        shutil.copytree(tmp_path / "data", copy / "data", ignore=shutil.ignore_patterns("*.tmp"))
     broker = await _restarted(copy)
     await broker.create(leader=PEER, configs=settings)
     assert (len(broker.partitions.lost), broker.partition().log.start_offset) == (0, start_offset)
