@@ -1,49 +1,28 @@
-"""A coordinator: shards of an internal topic on the coordinator runtime, each where its partition is led.
-
-The topic is made when it is first needed, and its replication raised by the controller when brokers join. Shards are
-loaded and let go of as leadership comes and goes; which one a key lives in is decided by the key's hash, as in Kafka.
-"""
+"""A coordinator: shards of an internal topic on the coordinator runtime, coming and going with leadership."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.broker.coordinator_runtime import ActiveShard, CoordinatorRuntime, ShardT, Token, Work
-from penstock.broker.topic_creation import create_topics_in_cluster
-from penstock.cluster.controller.create_topics import NewTopic
+from penstock.broker.sharded_topic import ShardedTopic
 from penstock.cluster.delta import ImageDelta
-from penstock.groups.hashing import partition_of
-from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.internal_topics import InternalTopic
     from penstock.broker.node import Node
 
-logger = logging.getLogger("penstock.coordinator")
-
-#: Made by us, by another broker a moment ago, or made but without room on a disk for now.
-_TOPIC_IS_THERE: Final = frozenset(
-    {ErrorCode.none, ErrorCode.topic_already_exists, ErrorCode.kafka_storage_error}
-)
-#: No longer key can be stored, and hashing one would hold up everyone else.
-_KEY_CHARACTERS_MAX: Final = 32_767
-
 Result = TypeVar("Result")
 
 
-class ShardedCoordinator(Generic[ShardT]):
+class ShardedCoordinator(ShardedTopic, ABC, Generic[ShardT]):
     """What the coordinators of groups, transactions and share state have in common."""
 
-    #: What a key is answered that nobody could store.
-    _IMPOSSIBLE_KEY = ErrorCode.invalid_request
-
     def __init__(self, node: Node, topic: InternalTopic) -> None:
-        self._node = node
-        self.topic = topic
-        self._creating: asyncio.Task[None] | None = None
+        super().__init__(node, topic)
         self._runtime: CoordinatorRuntime[ShardT] = CoordinatorRuntime(
             new_shard=self._new_shard,
             find_partition=lambda index: node.partitions.led(topic.name, index),
@@ -52,9 +31,9 @@ class ShardedCoordinator(Generic[ShardT]):
             commit_timeout_s=node.settings.integer(topic.commit_timeout_ms) / 1000,
         )
 
+    @abstractmethod
     def _new_shard(self) -> ShardT:
         """The rules and their schemas are to be loaded here, with the first shard, not with the node."""
-        raise NotImplementedError
 
     def _led(self, index: int) -> None:
         """This node has begun to lead a shard, or does so in a new epoch; it is loading."""
@@ -79,49 +58,6 @@ class ShardedCoordinator(Generic[ShardT]):
     def close(self) -> None:
         self._runtime.close()
 
-    @property
-    def has_topic(self) -> bool:
-        """Whether the topic is there, with all its partitions."""
-        return self.topic.name in self._node.image.topics and self._creating is None
-
-    async def ensure_topic(self) -> None:
-        """The topic is made when it is first needed. Raises ApiError when it cannot be."""
-        if self.has_topic:
-            return
-        if self._creating is None:
-            self._creating = self._node.spawn(self._create_topic())
-        await asyncio.shield(self._creating)
-
-    def shard_of(self, key: str) -> int:
-        """Raises ApiError while there are no shards."""
-        if len(key) > _KEY_CHARACTERS_MAX:
-            raise ApiError(self._IMPOSSIBLE_KEY)
-        topic = self._node.image.topics.get(self.topic.name)
-        if topic is None:
-            raise ApiError(ErrorCode.not_coordinator)
-        return partition_of(key, len(topic.partitions))
-
-    def leader_of(self, key: str) -> int | None:
-        """The broker that answers for a key; None while nobody does. Raises ApiError while there are no shards."""
-        partition = self._node.image.partition(self.topic.name, self.shard_of(key))
-        return None if partition is None or not partition.has_leader else partition.leader
-
-    def shards(self) -> list[int]:
-        """Those that this node leads."""
-        topic = self._node.image.topics.get(self.topic.name)
-        if topic is None:
-            return []
-        led = self._node.partitions.led
-        return [index for index in topic.partitions if led(self.topic.name, index) is not None]
-
-    def image_shows(self, index: int, leader_epoch: int) -> bool:
-        """Whether the image is as new as this leadership: what a shard speaks of and is not there has been deleted.
-
-        A node leads before it shows so: until then it may just as well be yet to come.
-        """
-        state = self._node.image.partition(self.topic.name, index)
-        return state is not None and state.leader_epoch >= leader_epoch
-
     def loaded_shards(self) -> list[ShardT]:
         """As they are now, committed or not: for numbers, not for answers."""
         return self._runtime.loaded_shards()
@@ -142,26 +78,3 @@ class ShardedCoordinator(Generic[ShardT]):
     async def read_all(self, question: Callable[[ShardT], Result]) -> Sequence[Result]:
         """Of every shard that this node leads."""
         return await asyncio.gather(*(self._runtime.read(index, question) for index in self.shards()))
-
-    def now_ms(self) -> int:
-        return self._node.now_ms()
-
-    async def _create_topic(self) -> None:
-        try:
-            (result,) = await create_topics_in_cluster(self._node, [self._new_topic()])
-        finally:
-            self._creating = None
-        if result.error not in _TOPIC_IS_THERE:
-            logger.error("cannot create %s: %s", self.topic.name, result.message)
-            raise ApiError(ErrorCode.coordinator_not_available, result.message)
-
-    def _new_topic(self) -> NewTopic:
-        settings = self._node.settings
-        # Fewer while there are fewer brokers; the controller raises it when there are more.
-        brokers = len(self._node.image.active_brokers())
-        return NewTopic(
-            name=self.topic.name,
-            partitions=settings.integer(self.topic.partitions),
-            replication_factor=max(1, min(settings.integer(self.topic.replication_factor), brokers)),
-            configs=self.topic.topic_configs(settings),
-        )

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from penstock.cluster.topic_settings import NODE_SYNONYMS, TOPIC_SETTINGS, NodeSynonym
+from penstock.cluster.declaring import NodeSynonym
+from penstock.cluster.topic_settings import NODE_SYNONYMS, TOPIC_SETTINGS
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.settings import InvalidSetting, Setting, Value
 

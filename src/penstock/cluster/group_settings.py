@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from penstock.cluster.declaring import Declare, NodeSynonym
 from penstock.cluster.effective import NO_NODE, ConfigSource, Effective, Layer, Synonym, effective_setting
 from penstock.cluster.names import topic_name_flaw
-from penstock.cluster.topic_settings import NodeSynonym
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.settings import InvalidSetting, Setting, SettingType, Value
 
@@ -61,29 +61,6 @@ def _dead_letter_topic_flaw(value: Value) -> str | None:
     return topic_name_flaw(value.replace(TOPIC_PLACE, "topic")) if value else None
 
 
-def _group(
-    name: str,
-    kind: SettingType,
-    default: Value,
-    doc: str,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    choices: tuple[str, ...] | None = None,
-) -> Setting:
-    synonyms = GROUP_SYNONYMS.get(name)
-    return Setting(
-        name=name,
-        type=kind,
-        default=default,
-        doc=doc,
-        at_least=at_least,
-        at_most=at_most,
-        choices=choices,
-        check=_CHECKS.get(name),
-        synonym=synonyms[0].name if synonyms else None,
-    )
-
-
 _CHECKS = {
     "share.auto.offset.reset": _offset_reset_flaw,
     "errors.deadletterqueue.topic.name": _dead_letter_topic_flaw,
@@ -100,6 +77,8 @@ GROUP_SYNONYMS: Final[dict[str, tuple[NodeSynonym, ...]]] = {
     "share.delivery.count.limit": (NodeSynonym("group.share.delivery.count.limit"),),
     "share.partition.max.record.locks": (NodeSynonym("group.share.partition.max.record.locks"),),
 }
+
+_group = Declare(GROUP_SYNONYMS, _CHECKS)
 
 GROUP_BOUNDS: Final[dict[str, NodeBounds]] = {
     "consumer.session.timeout.ms": NodeBounds(

@@ -1,8 +1,9 @@
 """The settings of a topic: Kafka's names, types, bounds and defaults, and the node settings behind them."""
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
+from penstock.cluster.declaring import Declare, NodeSynonym
 from penstock.protocol.settings import Setting, SettingType, Value
 
 _INT, _LONG, _DOUBLE = SettingType.INT, SettingType.LONG, SettingType.DOUBLE
@@ -12,13 +13,6 @@ _WEEK_MS = 7 * 24 * 3_600_000
 _MINUTES, _HOURS = 60_000, 3_600_000
 
 _THROTTLED = re.compile(r"\d+:\d+")
-
-
-class NodeSynonym(NamedTuple):
-    """A node setting that gives a topic setting its default; `factor` turns its unit into the topic's."""
-
-    name: str
-    factor: int = 1
 
 
 def _throttled_replicas_flaw(value: Value) -> str | None:
@@ -32,29 +26,6 @@ def _throttled_replicas_flaw(value: Value) -> str | None:
 
 def _gzip_level_flaw(value: Value) -> str | None:
     return None if value == -1 or value != 0 else "must be -1 or from 1 to 9"
-
-
-def _topic(
-    name: str,
-    kind: SettingType,
-    default: Value,
-    doc: str,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    choices: tuple[str, ...] | None = None,
-) -> Setting:
-    synonyms = NODE_SYNONYMS.get(name)
-    return Setting(
-        name=name,
-        type=kind,
-        default=default,
-        doc=doc,
-        at_least=at_least,
-        at_most=at_most,
-        choices=choices,
-        check=_CHECKS.get(name),
-        synonym=synonyms[0].name if synonyms else None,
-    )
 
 
 _CHECKS = {
@@ -103,6 +74,8 @@ NODE_SYNONYMS: Final[dict[str, tuple[NodeSynonym, ...]]] = {
     "penstock.flush": (NodeSynonym("penstock.flush"),),
     "penstock.flush.interval.ms": (NodeSynonym("penstock.flush.interval.ms"),),
 }
+
+_topic = Declare(NODE_SYNONYMS, _CHECKS)
 
 _SEGMENTS = (
     _topic("segment.bytes", _INT, 1 << 30, "Size at which a new segment file begins.", 14),

@@ -7,7 +7,7 @@ import logging
 import struct
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from penstock.broker.apis import SCHEDULE as API_KEY
 from penstock.broker.internal_topics import SCHEDULED
@@ -16,7 +16,7 @@ from penstock.broker.schedule.hold import Hold
 from penstock.broker.schedule.mover import Mover
 from penstock.broker.schedule.shard_host import ShardHost
 from penstock.broker.schedule.wire import Ask, What, pack_ask, read_answer
-from penstock.broker.sharded_coordinator import ShardedCoordinator
+from penstock.broker.sharded_topic import ShardedTopic
 from penstock.cluster.delta import ImageDelta
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.scheduling.intake import Limits
@@ -66,7 +66,7 @@ class Permits:
         self._left += 1
 
 
-class Schedule(ShardedCoordinator[Any]):
+class Schedule(ShardedTopic):
     """`node.schedule`. Its shards run on hosts of their own, for what they hold does not fit into memory."""
 
     def __init__(self, node: Node) -> None:
@@ -184,7 +184,6 @@ class Schedule(ShardedCoordinator[Any]):
             await asyncio.sleep(_LOOK_S)
 
     def close(self) -> None:
-        super().close()
         self._is_closed = True
         for mover in self.movers.values():
             mover.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -35,7 +36,7 @@ EntryT = TypeVar("EntryT", bound=Entry)
 Told = dict[tuple[Hashable, TopicPartition], ErrorCode]
 
 
-class Outbox(Generic[EntryT]):
+class Outbox(ABC, Generic[EntryT]):
     _API_KEY: int
     #: A connection of its own for each, so that they do not wait for each other.
     _PURPOSE: str
@@ -47,16 +48,16 @@ class Outbox(Generic[EntryT]):
         self._waiting: list[EntryT] = []
         self._sending: asyncio.Task[None] | None = None
 
+    @abstractmethod
     def _take(self) -> list[EntryT]:
         """Those of the waiting that go next; the others stay."""
-        raise NotImplementedError
 
-    def _request(self, entries: list[EntryT]) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _request(self, entries: list[EntryT]) -> Any: ...
 
+    @abstractmethod
     def _told(self, response: Any) -> Told:
         """Raises ApiError for what the response says of all of it."""
-        raise NotImplementedError
 
     async def ask(self, entry: EntryT) -> Outcomes:
         """What the broker says of each partition; NETWORK_EXCEPTION where nobody knows."""
