@@ -324,6 +324,37 @@ def test_the_cluster(answer: Any, penstock: Any, bootstrap: str, topic: str) -> 
     assert document["cluster_id"] in penstock("cluster", "info")[0]
 
 
+def test_the_levels_of_features_are_shown_raised_and_lowered(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "data").start()
+    try:
+        at = ("-b", broker.bootstrap_servers)
+
+        def levels(*words: str) -> dict[str, int]:
+            rows = json.loads(run("cluster", "features", *words, *at, "--json")[0])
+            return {row["feature"]: row["level"] for row in rows}
+
+        before = levels()
+        assert before["transaction.version"] == 2
+        assert (
+            "this needs a confirmation" in run("cluster", "features", "transaction.version=0", *at, code=2)[1]
+        )
+        assert levels() == before
+        lowered = {"transaction.version": 0, "share.version": 0}
+        assert levels("transaction.version=0", "share.version=0", "--yes") == before | lowered
+        assert levels("transaction.version=1") == before | lowered | {"transaction.version": 1}
+        for wrong, why in (
+            ("transaction.version=9", "has levels 0 to 2, not 9"),
+            ("teleport.version=1", "no feature teleport.version"),
+            ("transaction.version=two", "a level is a whole number"),
+            ("transaction.version", "takes NAME=VALUE"),
+        ):
+            assert why in run("cluster", "features", "share.version=1", wrong, *at, code=2)[1]
+        assert levels()["share.version"] == 0, "all of them or none"
+        assert "transaction.version" in run("cluster", "features", *at)[0]
+    finally:
+        broker.stop()
+
+
 def test_serve_refuses_in_one_line_what_cannot_work(fresh_broker: BrokerProcess, tmp_path: Path) -> None:
     address = fresh_broker.bootstrap_servers
     _, taken = run("serve", "--listen", address, "--data-dir", str(tmp_path / "other"), code=1)

@@ -2,7 +2,14 @@
 
 import typer
 
-from penstock.cli import cluster_info, cluster_rebalance, cluster_start, cluster_status, cluster_unregister
+from penstock.cli import (
+    cluster_features,
+    cluster_info,
+    cluster_rebalance,
+    cluster_start,
+    cluster_status,
+    cluster_unregister,
+)
 
 app = typer.Typer(help="Start, watch and rebalance a cluster.", no_args_is_help=True)
 
@@ -12,3 +19,4 @@ app.command()(cluster_status.status)
 app.command()(cluster_rebalance.rebalance)
 app.command()(cluster_unregister.unregister)
 app.command()(cluster_info.info)
+app.command("features")(cluster_features.show_or_set)

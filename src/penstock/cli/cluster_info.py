@@ -60,7 +60,8 @@ def _features(nodes: list[dict[str, Any]]) -> dict[str, int]:
 
     for node in nodes:
         try:
-            return features((node["host"], node["port"]))
+            found = features((node["host"], node["port"]))
+            return {name: feature.level for name, feature in found.items() if feature.level}
         except OSError:
             continue
     return {}

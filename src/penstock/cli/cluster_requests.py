@@ -16,6 +16,7 @@ REACH_TIMEOUT_S = 2.0
 _BROKERS = 1
 _BROKER_RESOURCE = 4
 _SET, _DELETE = 0, 1
+_UPGRADE, _SAFE_DOWNGRADE = 1, 2
 
 
 class Broker(NamedTuple):
@@ -185,6 +186,25 @@ def set_everywhere(address: Address, setting: str, value: str | None) -> None:
 def unregister(address: Address, broker_id: int) -> None:
     """Raises OSError, also when it is refused."""
     request = schema_class("unregister_broker.v0.request:UnregisterBrokerRequest")(broker_id=broker_id)
+    _refuse_error(ask(address, request, timeout_s=CONTROLLER_TIMEOUT_S))
+
+
+def set_features(address: Address, levels: Mapping[str, int], lowered: Sequence[str]) -> None:
+    """All of them or none. Raises OSError, also when it is refused."""
+    module = "update_features.v2.request"
+    update = schema_class(f"{module}:FeatureUpdateKey")
+    request = schema_class(f"{module}:UpdateFeaturesRequest")(
+        timeout=timedelta(seconds=CONTROLLER_TIMEOUT_S),
+        feature_updates=tuple(
+            update(
+                feature=name,
+                max_version_level=level,
+                upgrade_type=_SAFE_DOWNGRADE if name in lowered else _UPGRADE,
+            )
+            for name, level in levels.items()
+        ),
+        validate_only=False,
+    )
     _refuse_error(ask(address, request, timeout_s=CONTROLLER_TIMEOUT_S))
 
 

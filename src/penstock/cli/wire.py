@@ -4,7 +4,7 @@ import io
 import socket
 import struct
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.protocol.schemas import schema_class
 
@@ -18,10 +18,26 @@ class NotUnderstood(OSError):
     """The broker does not know this kind of request."""
 
 
-def features(address: Address) -> dict[str, int]:
-    """The finalized features of the cluster; empty where the broker does not tell."""
+class Feature(NamedTuple):
+    """At which level it is in this cluster (0: not at all), and between which it may be."""
+
+    level: int
+    level_min: int
+    level_max: int
+
+
+def features(address: Address) -> dict[str, Feature]:
+    """Those that this broker supports; empty where it does not tell."""
+    try:
+        answer = _api_versions(address, 4)  # before, those that may be at level 0 are left out
+    except OSError:
+        answer = _api_versions(address, 3)
+    levels = {str(entry.name): int(entry.max_version_level) for entry in answer.finalized_features}
     return {
-        str(entry.name): int(entry.max_version_level) for entry in _api_versions(address).finalized_features
+        str(entry.name): Feature(
+            levels.get(str(entry.name), 0), int(entry.min_version), int(entry.max_version)
+        )
+        for entry in answer.supported_features
     }
 
 
@@ -57,12 +73,12 @@ def ask(address: Address, request: Any, *, timeout_s: float = TIMEOUT_S) -> Any:
 def _understood(address: Address) -> dict[int, tuple[int, int]]:
     return {
         int(api.api_key): (int(api.min_version), int(api.max_version))
-        for api in _api_versions(address).api_keys
+        for api in _api_versions(address, 3).api_keys
     }
 
 
-def _api_versions(address: Address) -> Any:
-    request = schema_class("api_versions.v3.request:ApiVersionsRequest")(
+def _api_versions(address: Address, version: int) -> Any:
+    request = schema_class(f"api_versions.v{version}.request:ApiVersionsRequest")(
         client_software_name="penstock-cli", client_software_version="1"
     )
     return _exchange(address, request, request.__version__, TIMEOUT_S)
