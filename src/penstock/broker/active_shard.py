@@ -122,7 +122,7 @@ class ActiveShard(Generic[ShardT]):
         """The token is answered by this operation or, if it has to wait, by a later one.
 
         `guard` is of the verification that the producer of the work has gone through, if it had to.
-        Raises ApiError while nothing is committed.
+        Raises ApiError while nothing is committed, and when it is closed.
         """
         token = self._new_token()
         self._follow_clock()
@@ -132,7 +132,7 @@ class ActiveShard(Generic[ShardT]):
     def read(self, question: Callable[[ShardT], Result]) -> asyncio.Future[Result]:
         """The answer is of now; it is given out when everything that it can reveal is committed.
 
-        Raises ApiError while nothing is committed.
+        Raises ApiError while nothing is committed, and when it is closed.
         """
         token = self._new_token()
         self._release_later(((token, question(self.shard)),))
@@ -154,6 +154,8 @@ class ActiveShard(Generic[ShardT]):
         self._send_away(code)
 
     def _new_token(self) -> Token:
+        if self.is_closed:
+            raise ApiError(ErrorCode.not_coordinator)
         if self._commits.is_stalled:
             raise ApiError(ErrorCode.coordinator_not_available)
         token: Token = self._loop.create_future()

@@ -449,6 +449,17 @@ async def test_closing_answers_everyone(bench: Bench) -> None:
         await bench.entries()
 
 
+async def test_who_comes_after_the_end_of_a_life_is_sent_away_at_once(bench: Bench) -> None:
+    """Whoever keeps a shard may hear of its end only with the next request."""
+    active = await bench.runtime.active(0)
+    bench.runtime.unload(0)
+    with pytest.raises(ApiError) as written:
+        active.submit(lambda shard, token: shard.put(token, late="1"))
+    with pytest.raises(ApiError) as read:
+        active.read(lambda shard: dict(shard.entries))
+    assert written.value.code is read.value.code is ErrorCode.not_coordinator
+
+
 async def test_deadlines_come_up_without_a_request(bench: Bench) -> None:
     parked = bench.begin(bench.park(deadline_ms=bench.now_ms + 5))
     await settle()
