@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from penstock.broker.apis import PRODUCE
+from penstock.broker.repeats import repeated
 from penstock.log.producers import PLANNED_IDS_FROM
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import Record, encode_batch
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -56,29 +55,6 @@ async def planned_producer_id(node: Node) -> int:
     return PLANNED_IDS_FROM | await node.producer_ids.fresh()
 
 
-async def append_once(
-    node: Node,
-    topic: str,
-    partition: int,
-    records: Sequence[Record],
-    *,
-    producer_id: int,
-    epoch: int,
-    sequence: int,
-) -> int:
-    """The base offset, once they are committed; tried until they are. The records' own offsets do not matter.
-
-    Raises ApiError when they are not there and will not be: no such topic or partition, refused for good, or a
-    sequence that does not fit because an unclean election has taken earlier plans away.
-    """
-    found = node.image.topics.get(topic)
-    if found is None:
-        raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {topic}")
-    placed = [record._replace(offset=place) for place, record in enumerate(records)]
-    batch = encode_batch(placed, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
-    return await append_batch_once(node, topic, partition, batch, topic_id=found.id)
-
-
 async def append_batch_once(
     node: Node,
     topic: str,
@@ -88,7 +64,11 @@ async def append_batch_once(
     topic_id: UUID,
     purpose: str = "planned-append",
 ) -> int:
-    """As `append_once`, for a batch that is encoded already. Those of one `purpose` wait for each other's answers."""
+    """The base offset, once it is committed; tried until it is. Those of one `purpose` wait for each other's answers.
+
+    Raises ApiError when it is not there and will not be: no such topic or partition, refused for good, or a
+    sequence that does not fit because an unclean election has taken earlier plans away.
+    """
     backoff_s = _BACKOFF_S
     while True:
         try:
@@ -132,7 +112,11 @@ async def _append_here(node: Node, partition: Partition, batch: bytearray) -> in
         appended = await _append_in_turn(node, partition, batch)
     else:
         # A copy: an append stamps what it is given, and this may be tried again.
-        appended = partition.append(memoryview(bytearray(batch)), node.now_ms())
+        copied = memoryview(bytearray(batch))
+        try:
+            appended = partition.append(copied, node.now_ms())
+        except ApiError as error:
+            appended = repeated(partition, copied, error)
     await partition.committed(appended.last_offset)
     return appended.base_offset
 
@@ -146,9 +130,12 @@ async def _append_in_turn(node: Node, partition: Partition, batch: bytearray) ->
         prepared = node.in_thread(node.prepare_batch, partition, bytearray(batch))
         if previous is not None:
             await asyncio.wait([previous])
-        ready = memoryview(await prepared)
-        partition.check_leader()
-        appended.append(partition.append(ready, node.now_ms()))
+        try:
+            ready = memoryview(await prepared)
+            partition.check_leader()
+            appended.append(partition.append(ready, node.now_ms()))
+        except ApiError as error:
+            appended.append(repeated(partition, memoryview(batch), error))
 
     task = node.spawn(turn())
     partition.begin_turn(task)

@@ -3,16 +3,17 @@
 import asyncio
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
-from tests.unit.broker.raw_client import create_topic, delete_topic, running, until
+from tests.unit.broker.raw_client import create_topic, delete_topic, running, set_config, until
 from tests.unit.broker.share_state.trio import Trio
 
 from penstock.broker import planned_append
 from penstock.broker.node import Node
-from penstock.broker.planned_append import append_once
+from penstock.broker.planned_append import append_batch_once
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import Record, decode_records, iter_batches
+from penstock.protocol.records import Record, decode_records, encode_batch, iter_batches
 
 TWO = (Record(0, 5, b"a", b"1"), Record(0, 6, b"b", b"2"))
 
@@ -23,9 +24,13 @@ def values(node: Node, topic: str = "t") -> list[bytes | None]:
     return [record.value for _, batch in iter_batches(data) for record in decode_records(batch, 1 << 20)]
 
 
-async def append(node: Node, sequence: int, records: tuple[Record, ...] = TWO, **other: Any) -> int:
-    named = {"producer_id": 9, "epoch": 0, "topic": "t", **other}
-    return await append_once(node, named.pop("topic"), 0, records, sequence=sequence, **named)
+async def append(
+    node: Node, sequence: int, records: tuple[Record, ...] = TWO, topic_id: UUID | None = None
+) -> int:
+    placed = [record._replace(offset=place) for place, record in enumerate(records)]
+    batch = encode_batch(placed, producer_id=9, producer_epoch=0, base_sequence=sequence)
+    topic_id = topic_id or node.image.topics["t"].id
+    return await append_batch_once(node, "t", 0, batch, topic_id=topic_id)
 
 
 @pytest.mark.parametrize("configs", [{}, {"cleanup_policy": "compact"}, {"compression_type": "lz4"}])
@@ -39,12 +44,40 @@ async def test_a_repeated_plan_is_there_once(tmp_path: Path, configs: dict[str, 
         assert values(node) == [b"1", b"2", b"1", b"2"]
 
 
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [("max.message.bytes", "50"), ("cleanup.policy", "compact"), ("message.timestamp.before.max.ms", "1")],
+)
+async def test_a_plan_that_is_there_stays_so_whatever_the_topic_would_say_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool, change: tuple[str, str]
+) -> None:
+    async with running(tmp_path) as node:
+        await create_topic(node, "t")
+        keyless = (Record(0, 5, None, b"1"), Record(0, 6, None, b"2"))
+        assert await append(node, 0, keyless) == 0
+        await set_config(node, "t", *change)
+        if remote:
+            # As from another node: through the handler, on a connection to itself.
+            monkeypatch.setattr(
+                planned_append,
+                "_append_here",
+                lambda node, partition, batch: planned_append._append_there(
+                    node, node.node_id, partition.topic_id, partition.index, batch, "test"
+                ),
+            )
+        assert await append(node, 0, keyless) == 0
+        with pytest.raises(ApiError):
+            await append(node, 2, keyless)
+        assert values(node) == [b"1", b"2"]
+
+
 async def test_what_will_never_be_there_is_said(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         await create_topic(node, "t", max_message_bytes="200")
         await append(node, 0)
         for code, sequence, other in (
-            (ErrorCode.unknown_topic_or_partition, 0, {"topic": "elsewhere"}),
+            (ErrorCode.unknown_topic_or_partition, 0, {"topic_id": UUID(int=7)}),
             (ErrorCode.out_of_order_sequence_number, 7, {}),
             (ErrorCode.message_too_large, 2, {"records": (Record(0, 5, b"a", b"." * 300),)}),
         ):

@@ -8,7 +8,7 @@ NOT_ENOUGH_REPLICAS_AFTER_APPEND, "committed, but by too few", is never said.
 
 A transactional batch whose transaction is open here is appended as any other; before the first one of a transaction the
 coordinator is asked, and whoever belongs to no transaction is refused. A repeat inside the idempotent window gets its
-original offset. Topics that must be looked into (compacted, or with a
+original offset, whatever the topic's settings are by now. Topics that must be looked into (compacted, or with a
 codec of their own) are decoded in a thread and appended in order afterwards. Whoever asks a broker that does not lead
 is told the leader and where it is (v10).
 """
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.broker.connection import HANG_UP, Connection, Reply, Slot
 from penstock.broker.context import RequestContext
+from penstock.broker.repeats import find_repeat, repeated
 from penstock.broker.topology import LeaderHints, absence, topic_of
 from penstock.protocol.errors import ApiError, ErrorCode, InvalidRecords
 from penstock.protocol.produce import (
@@ -91,7 +92,10 @@ def handle(
                     waiting = waiting or _Waiting(ctx, connection, request, correlation_id, topics)
                     waiting.prepare(partition, records, results, writer)
                     continue
-                appended = partition.append(records, now_ms)
+                try:
+                    appended = partition.append(records, now_ms)
+                except ApiError as error:
+                    appended = repeated(partition, records, error)
             except ApiError as error:
                 if partition is not None and records is not None:
                     _note_passing(partition, records, error)
@@ -256,7 +260,7 @@ class _Waiting:
         self, partition: Partition, records: memoryview, results: Results
     ) -> tuple[int, tuple[int, int]]:
         max_bytes = partition.log.config.max_message_bytes
-        if len(records) > max_bytes:
+        if len(records) > max_bytes and find_repeat(partition, records) is None:
             raise ApiError(
                 ErrorCode.message_too_large,
                 f"record batch of {len(records)} bytes, the topic takes {max_bytes}",
@@ -312,7 +316,12 @@ class _Waiting:
         prepared = node.in_thread(node.prepare_batch, partition, records)
         if previous is not None:
             await asyncio.wait([previous])
-        return self._append_late(partition, memoryview(await prepared), writer, guard)
+        try:
+            ready = memoryview(await prepared)
+        except ApiError as error:
+            partition.check_leader()
+            return repeated(partition, memoryview(records), error)
+        return self._append_late(partition, ready, writer, guard)
 
     async def _append_verified(
         self,
@@ -351,7 +360,10 @@ class _Waiting:
             partition.check_leader()
             if writer is not None and guard is None:
                 node.transactions.admission.check_open(partition, writer)
-            return partition.append(batch, node.now_ms(), guard)
+            try:
+                return partition.append(batch, node.now_ms(), guard)
+            except ApiError as error:
+                return repeated(partition, batch, error)
         except ApiError as error:
             _note_passing(partition, batch, error)
             raise
