@@ -57,8 +57,13 @@ SHARE_STATE: Final = InternalTopic(
     segment_bytes="share.coordinator.state.topic.segment.bytes",
     commit_timeout_ms="share.coordinator.write.timeout.ms",
     min_isr="share.coordinator.state.topic.min.isr",
-    # Its updates build on each other, so none may go before a later snapshot is there.
-    configs=(("cleanup.policy", "delete"), ("retention.ms", "-1"), ("compression.type", "producer")),
+    # Its updates build on each other, so none may go before a later snapshot is there, whatever a node keeps of others.
+    configs=(
+        ("cleanup.policy", "delete"),
+        ("retention.ms", "-1"),
+        ("retention.bytes", "-1"),
+        ("compression.type", "producer"),
+    ),
 )
 SCHEDULED: Final = InternalTopic(
     SCHEDULE,
