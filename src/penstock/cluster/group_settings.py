@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from penstock.cluster.declaring import Declare, NodeSynonym
 from penstock.cluster.effective import NO_NODE, ConfigSource, Effective, Layer, Synonym, effective_setting
-from penstock.cluster.names import topic_name_flaw
+from penstock.cluster.names import is_internal, topic_name_flaw
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.settings import InvalidSetting, Setting, SettingType, Value
 
@@ -58,6 +58,8 @@ def _offset_reset_flaw(value: Value) -> str | None:
 
 def _dead_letter_topic_flaw(value: Value) -> str | None:
     assert isinstance(value, str)
+    if is_internal(value):
+        return f"'{value}' is an internal topic"
     return topic_name_flaw(value.replace(TOPIC_PLACE, "topic")) if value else None
 
 

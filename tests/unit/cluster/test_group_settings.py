@@ -90,6 +90,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         ({"consumer.session.timeout.ms": "60001"}, "group.consumer.max.session.timeout.ms (60000)"),
         ({"share.isolation.level": "READ_COMMITTED"}, "must be one of"),
         ({"errors.deadletterqueue.topic.name": "no/name"}, "Topic name is invalid"),
+        ({"errors.deadletterqueue.topic.name": "__consumer_offsets"}, "is an internal topic"),
         ({"penstock.share.backoff.ms": "60001"}, "must not be above"),
         ({"penstock.share.dlq.share.max": "1.5"}, "at most 1"),
         ({"penstock.share.delivery": "exactly-once"}, "must be one of"),
