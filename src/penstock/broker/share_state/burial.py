@@ -8,15 +8,15 @@ it, because a plan's number of records never changes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.group_settings import effective_group_settings
 from penstock.broker.planned_append import append_batch_once, planned_producer_id
-from penstock.broker.share_state.dead_letter_topic import dead_letter_topic
+from penstock.broker.share_state.dead_letter_topic import dead_letter_topic, largest_batch_bytes
 from penstock.broker.share_state.source import read_records
-from penstock.groups.share_state.copies import Copy
-from penstock.groups.share_state.letters import Letters, fated, fates
+from penstock.groups.share_state.letters import GONE, Letters, fated, fates
 from penstock.groups.share_state.ranges import Range, head, size
 from penstock.groups.share_state.records import Pair, Plan, Producer, Settled, Target, pairs
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -35,8 +35,6 @@ logger = logging.getLogger("penstock.share")
 #: Dead letters in one plan, and about how large its batch becomes: below what topics take by default.
 _PLAN_MAX: Final = 5_000
 _PLAN_BYTES_MAX: Final = 512 << 10
-_ANY_SIZE: Final = 1 << 62
-_GONE: Final = "gone from the source"
 #: What a topic may find wrong with dead letters, each for itself.
 _UNFIT: Final = frozenset(
     {
@@ -68,8 +66,7 @@ class Burial:
         view = await self._active.read(lambda shard: shard.burial(key))
         topic = self._node.image.topics_by_id.get(key.topic_id)
         if view is None:
-            if topic is None:
-                await self._active.submit(lambda shard, token: shard.forget_burials(key, token))
+            await self._active.submit(lambda shard, token: shard.forget_burials(key, token))
             return False
         if topic is None:
             await self._give_up(view, "source deleted")
@@ -86,43 +83,35 @@ class Burial:
             await self._give_up(view, "no dead-letter topic")
             return
         wanted = min(view.pending_count, self._plan_max)
-        allowed = await self._letters.allowed(self._active, self._key.group, wanted)
-        if allowed == 0:
+        allowance = await self._letters.allowed(self._active, self._key, wanted)
+        if allowance.left == 0:
             await self._letters.wait_for_breaker(self._key.group)
             return
+        letters = self._new_letters(topic)
+        try:
+            plan = await self._planned(view, topic, name, head(view.pending, allowance.left), letters)
+            if plan is not None:
+                allowance.left -= letters.count
+        finally:
+            self._letters.give_back(allowance)
+        if plan is not None:
+            await self._carry_out(view, plan, topic, letters)
+
+    async def _planned(
+        self, view: BurialView, topic: TopicState, name: str, asked: Sequence[Range], letters: Letters
+    ) -> Plan | None:
+        """A plan that is stored, for as many as were read; None where there was another thing to do first."""
         target_topic = await dead_letter_topic(self._node, name, topic)
-        asked, letters = head(view.pending, allowed), self._letters_of(topic, _PLAN_BYTES_MAX)
         found = await read_records(self._node, topic, self._key.partition, asked, letters.fill)
         gone = _before(asked, min(found.start_offset, found.seen_upto))
         if gone:
-            await self._settle(None, gone, lost=size(gone), reason=_GONE)
-            return
-        resolved = _before(asked, found.seen_upto)
+            await self._settle(None, gone, lost=size(gone), reason=GONE)
+            return None
+        resolved, offsets = _before(asked, found.seen_upto), tuple(letters.offsets)
         self.had_room = size(resolved) == view.pending_count < self._plan_max
-        await self._plan(view, topic, target_topic, resolved, letters)
-
-    def _letters_of(self, topic: TopicState, bytes_max: int) -> Letters:
-        config = effective_group_settings(self._node, self._key.group)
-        return Letters(
-            self._key,
-            topic.name,
-            now_ms=self._node.now_ms(),
-            copies_record=config.dead_letter_copies_record,
-            bytes_max=bytes_max,
-        )
-
-    async def _plan(
-        self,
-        view: BurialView,
-        topic: TopicState,
-        target_topic: TopicState,
-        resolved: tuple[Pair, ...],
-        letters: Letters,
-    ) -> None:
-        offsets = tuple(letters.offsets)
         if not offsets:
             await self._settle(None, resolved)  # gaps, such as compaction leaves
-            return
+            return None
         target = Target(target_topic.id, self._key.partition % len(target_topic.partitions))
         producer = view.producer
         if producer is None or producer.target != target:
@@ -131,27 +120,28 @@ class Burial:
             producer.id, producer.epoch, producer.next_sequence, target_topic.name, target, resolved, offsets
         )
         key = self._key
-        if await self._active.submit(lambda shard, token: shard.plan_burial(key, plan, token)):
-            self._letters.planned(key.group, letters.count)
-            await self._carry_out(view, plan, topic, letters)
+        stored = await self._active.submit(lambda shard, token: shard.plan_burial(key, plan, token))
+        return plan if stored else None
+
+    def _new_letters(self, topic: TopicState) -> Letters:
+        config = effective_group_settings(self._node, self._key.group)
+        return Letters(
+            self._key,
+            topic.name,
+            now_ms=self._node.now_ms(),
+            copies_record=config.dead_letter_copies_record,
+            bytes_max=_PLAN_BYTES_MAX,
+        )
 
     async def _repeat(self, view: BurialView, plan: Plan, topic: TopicState) -> None:
-        copies: dict[int, Copy] = {}
-
-        def collect(found: Iterable[Copy]) -> None:
-            copies.update((copy.offset, copy) for copy in found)
-
+        letters, owed = self._new_letters(topic), fates(view.pending, plan.offsets)
         left = fated(view.pending, plan.offsets)
         while left:
+            collect = partial(letters.repeat, owed)
             found = await read_records(self._node, topic, self._key.partition, left, collect)
             left = _from(left, found.seen_upto)
-        letters = self._letters_of(topic, _ANY_SIZE)
-        for offset, fate in fates(view.pending, plan.offsets):
-            copy = copies.get(offset)
-            if copy is None:
-                letters.add_without(offset, fate, _GONE)
-            else:
-                letters.add(copy)
+        for offset, fate in owed:
+            letters.add_without(offset, fate, GONE)
         await self._carry_out(view, plan, topic, letters)
 
     async def _carry_out(self, view: BurialView, plan: Plan, topic: TopicState, letters: Letters) -> None:
@@ -170,8 +160,13 @@ class Burial:
 
     async def _append(self, plan: Plan, letters: Letters) -> None:
         assert letters.count == size(plan.offsets), "a plan's number of records never changes"
-        batch = letters.batch(producer_id=plan.producer_id, epoch=plan.epoch, sequence=plan.sequence)
-        target = plan.target
+        batch_of = partial(
+            letters.batch, producer_id=plan.producer_id, epoch=plan.epoch, sequence=plan.sequence
+        )
+        batch, target = batch_of(), plan.target
+        if letters.codec and len(batch) > largest_batch_bytes(self._node, plan.topic):
+            # A record was no larger than its topic allows only because it was compressed.
+            batch = await self._node.in_thread(batch_of, codec=letters.codec)
         await append_batch_once(self._node, plan.topic, target.partition, batch, topic_id=target.topic_id)
 
     async def _refused(self, view: BurialView, plan: Plan, topic: TopicState, error: ApiError) -> None:
@@ -192,7 +187,7 @@ class Burial:
         self, view: BurialView, plan: Plan, topic: TopicState, error: ApiError
     ) -> None:
         ((offset, fate),) = fates(view.pending, plan.offsets)
-        letters = self._letters_of(topic, _ANY_SIZE)
+        letters = self._new_letters(topic)
         name = f"{topic.name}-{self._key.partition}-{offset}".encode()
         letters.add_without(offset, fate, f"refused: {error.code.name}", name)
         try:

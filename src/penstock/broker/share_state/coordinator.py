@@ -20,6 +20,7 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.context import RequestContext
+    from penstock.broker.coordinator_runtime import ActiveShard
     from penstock.broker.node import Node
     from penstock.broker.share_state.wire import Form
     from penstock.cluster.delta import ImageDelta
@@ -66,8 +67,18 @@ class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
         if deleted and self.shards():
             self._node.spawn(self._forget_topics(deleted))
 
+    async def forget_deleted(self, active: ActiveShard[ShareStateShard]) -> None:
+        """State of topics that were deleted while nobody served the shard. The image must show that it is led here.
+
+        Raises ApiError.
+        """
+        known = self._node.image.topics_by_id
+        gone = [topic_id for topic_id in active.shard.topic_ids() if topic_id not in known]
+        if gone:
+            await active.submit(lambda shard, token: shard.forget_topics(gone, token))
+
     async def _forget_topics(self, topic_ids: tuple[UUID, ...]) -> None:
-        """A shard that is not reached keeps their state, which nobody will ask for."""
+        """A shard that is not reached keeps their state until it is served again."""
         asked = (
             self.write_shard(index, lambda shard, token: shard.forget_topics(topic_ids, token))
             for index in self.shards()

@@ -35,14 +35,20 @@ async def dead_letter_topic(node: Node, name: str, source: TopicState) -> TopicS
     return found
 
 
-def _new_topic(node: Node, name: str, source: TopicState) -> NewTopic:
-    replicas = min(len(partition.replicas) for partition in source.partitions.values())
-    own = node.image.config(ResourceType.TOPIC, source.name)
+def largest_batch_bytes(node: Node, name: str) -> int:
+    """What a topic takes at once."""
+    own = node.image.config(ResourceType.TOPIC, name)
     largest = effective_topic_setting(_MAX_BYTES, own, node_layers(node.settings, node.image)).value
     assert isinstance(largest, int)
+    return largest
+
+
+def _new_topic(node: Node, name: str, source: TopicState) -> NewTopic:
+    replicas = min(len(partition.replicas) for partition in source.partitions.values())
+    largest = largest_batch_bytes(node, source.name) + _HEADERS_BYTES_MAX
     return NewTopic(
         name=name,
         partitions=len(source.partitions),
         replication_factor=min(replicas, len(node.image.brokers)),  # those that are down will be back
-        configs=((_MAX_BYTES, str(largest + _HEADERS_BYTES_MAX)),),
+        configs=((_MAX_BYTES, str(largest)),),
     )

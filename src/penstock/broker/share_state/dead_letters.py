@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.group_settings import effective_group_settings
@@ -32,6 +33,15 @@ _REST_MAX_S: Final = 1.0
 _COMPANY_S: Final = 0.1
 
 
+@dataclass(slots=True)
+class Allowance:
+    """Dead letters that a group's breaker lets through. `left` are not planned yet."""
+
+    group: str
+    left: int
+    taken_at_ms: int
+
+
 class DeadLetters:
     """`node.share_state.dead_letters`. The counters are since this node's start, by group."""
 
@@ -41,6 +51,7 @@ class DeadLetters:
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._lives: dict[int, ActiveShard[ShareStateShard]] = {}
         self._breakers: dict[str, Breaker] = {}
+        self._held: dict[str, set[Key]] = {}  # share partitions that wait for their group's breaker
         self.buried: Counter[str] = Counter()
         self.lost: Counter[tuple[str, str]] = Counter()  # and by reason
         self.held_back: Counter[str] = Counter()  # how often a breaker has opened
@@ -56,6 +67,7 @@ class DeadLetters:
             try:
                 active = self._lives[index] = await self._coordinator.active_shard(index)
                 if self._coordinator.image_shows(index, active.leader_epoch):
+                    await self._coordinator.forget_deleted(active)
                     await self._serve_life(active)
                 else:
                     await asyncio.sleep(_REST_S)
@@ -86,6 +98,12 @@ class DeadLetters:
                 task.cancel()
 
     async def _bury(self, active: ActiveShard[ShareStateShard], key: Key) -> None:
+        try:
+            await self._bury_all(active, key)
+        finally:
+            self._note(key, is_held=False)
+
+    async def _bury_all(self, active: ActiveShard[ShareStateShard], key: Key) -> None:
         burial, rest_s = Burial(self._node, active, key, self), _REST_S
         while not active.is_closed:
             try:
@@ -104,37 +122,43 @@ class DeadLetters:
 
     # -- the breaker ---------------------------------------------------------------------------------
 
-    async def allowed(self, active: ActiveShard[ShareStateShard], group: str, wanted: int) -> int:
-        """How many of a group's dead letters may be buried now, as its settings say now."""
-        now_ms = self._node.now_ms()
-        for other, count in (await active.read(lambda shard: shard.take_finished())).items():
-            self._breaker(other).finished(count, now_ms)
-        breaker = self._breaker(group)
-        config = effective_group_settings(self._node, group)
+    async def allowed(self, active: ActiveShard[ShareStateShard], key: Key, wanted: int) -> Allowance:
+        """How many of a share partition's dead letters may be buried now, as its group's settings say now."""
+        for finished in await active.read(lambda shard: shard.take_finished()):
+            for group, count in finished.counts.items():
+                self._breaker(group).finished(count, finished.at_ms)
+        breaker, now_ms = self._breaker(key.group), self._node.now_ms()
+        config = effective_group_settings(self._node, key.group)
         breaker.configure(config.dead_letter_rate_max, config.dead_letter_share_max)
-        was_open = breaker.is_open
-        allowed = breaker.allowed(wanted, now_ms)
-        if breaker.is_open and not was_open:
-            self.held_back[group] += 1
-            logger.warning("too many dead letters: some wait", extra={"group": group, "pending": wanted})
-        elif was_open and not breaker.is_open:
-            logger.info("dead letters are buried again as they come", extra={"group": group})
-        return allowed
+        taken = breaker.take(wanted, now_ms)
+        self._note(key, is_held=taken < wanted)
+        return Allowance(key.group, taken, now_ms)
+
+    def give_back(self, allowance: Allowance) -> None:
+        """Those that are left were not planned, and others may be in their place."""
+        self._breaker(allowance.group).give_back(allowance.left, allowance.taken_at_ms)
+        allowance.left = 0
+
+    def _note(self, key: Key, *, is_held: bool) -> None:
+        held = self._held.setdefault(key.group, set())
+        was_open = bool(held)
+        if is_held:
+            held.add(key)
+        else:
+            held.discard(key)
+        if held and not was_open:
+            self.held_back[key.group] += 1
+            logger.warning("too many dead letters: some wait", extra={"group": key.group})
+        elif was_open and not held:
+            logger.info("dead letters are buried again as they come", extra={"group": key.group})
 
     async def wait_for_breaker(self, group: str) -> None:
         await asyncio.sleep(self._breaker(group).wait_ms() / 1000)
 
-    def planned(self, group: str, count: int) -> None:
-        self._breaker(group).buried(count, self._node.now_ms())
-
-    def is_open(self, group: str) -> bool:
-        breaker = self._breakers.get(group)
-        return breaker is not None and breaker.is_open
-
     # -- for metrics ---------------------------------------------------------------------------------
 
     def open_breakers(self) -> dict[str, bool]:
-        return {group: breaker.is_open for group, breaker in self._breakers.items()}
+        return {group: bool(held) for group, held in self._held.items()}
 
     def pending(self) -> Counter[str]:
         """By group, in the shards that are led here."""

@@ -25,8 +25,9 @@ logger = logging.getLogger("penstock.share")
 _RECORDS_MIN: Final = 5_000
 #: How many times what was left the last time.
 _GROWN_FACTOR: Final = 4
-#: Share partitions that are written down at a time.
-_PIECE: Final = 100
+#: Share partitions that are written down at a time, and about how many bytes of them.
+_PIECE_MAX: Final = 100
+_PIECE_BYTES_MAX: Final = 256 << 10
 
 
 class Pruning:
@@ -49,6 +50,9 @@ class Pruning:
                     await self.prune(index)
                 except ApiError as error:
                     logger.info("share state of shard %d is pruned later: %r", index, error)
+                except Exception:
+                    # Without this task no shard's log would ever be cut.
+                    logger.exception("share state of shard %d is pruned later", index)
 
     async def prune(self, index: int, *, records_min: int = _RECORDS_MIN) -> bool:
         """Whether it has grown enough, and was cut. Raises ApiError."""
@@ -61,7 +65,10 @@ class Pruning:
         active = await self._coordinator.active_shard(index)
         # All that is known now is said again behind this offset, or changes behind it.
         cut_offset = partition.log.end_offset
-        await self._say_again(active)
+        config = partition.log.config
+        # No batch is larger than a segment, and lengths come on top.
+        batch_bytes_max = min(config.segment_bytes, config.max_message_bytes) // 2
+        await self._say_again(active, min(_PIECE_BYTES_MAX, batch_bytes_max))
         if active.is_closed or partition.high_watermark < cut_offset:
             return False
         partition.log.delete_records_before(cut_offset)
@@ -69,12 +76,14 @@ class Pruning:
         self._left[index] = partition.log.end_offset - cut_offset
         return True
 
-    async def _say_again(self, active: ActiveShard[ShareStateShard]) -> None:
-        names = active.shard.names()
-        for first in range(0, len(names), _PIECE):
-            checkpoint = partial(_checkpoint, names[first : first + _PIECE], self._node.now_ms())
-            await active.submit(checkpoint)
+    async def _say_again(self, active: ActiveShard[ShareStateShard], bytes_max: int) -> None:
+        names, said = active.shard.names(), 0
+        while said < len(names):
+            checkpoint = partial(_checkpoint, names[said : said + _PIECE_MAX], self._node.now_ms(), bytes_max)
+            said += await active.submit(checkpoint)
 
 
-def _checkpoint(names: tuple[bytes, ...], now_ms: int, shard: ShareStateShard, token: Token) -> Work:
-    return shard.checkpoint(names, token, now_ms=now_ms)
+def _checkpoint(
+    names: tuple[bytes, ...], now_ms: int, bytes_max: int, shard: ShareStateShard, token: Token
+) -> Work:
+    return shard.checkpoint(names, token, now_ms=now_ms, bytes_max=bytes_max)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.groups.share_state.copies import Copy, Scan
+from penstock.groups.share_state.copies import Copy, Scan, Unreadable
 from penstock.groups.share_state.ranges import Range
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -23,7 +23,7 @@ _NO_SESSION: Final = -1
 _END: Final = 1 << 62
 
 #: Takes records as they come, and says from which offset on it wants no more, if it does.
-Collect = Callable[[Iterable[Copy]], int | None]
+Collect = Callable[[Iterable[Copy | Unreadable]], int | None]
 
 
 class Found(NamedTuple):

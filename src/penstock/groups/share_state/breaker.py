@@ -6,7 +6,6 @@ in a group with little traffic, and so that one that is held up goes on in the e
 coordinator buries.
 """
 
-from collections import deque
 from typing import Final
 
 #: Traffic counts for so long.
@@ -24,40 +23,43 @@ class _Window:
     __slots__ = ("_slots", "total")
 
     def __init__(self) -> None:
-        self._slots: deque[list[int]] = deque()  # [slot, count]
+        self._slots: dict[int, int] = {}
         self.total = 0
 
-    def add(self, count: int, now_ms: int) -> None:
-        slot = now_ms * _SLOTS // _WINDOW_MS
-        if self._slots and self._slots[-1][0] >= slot:
-            self._slots[-1][1] += count
-        else:
-            self._slots.append([slot, count])
+    def add(self, count: int, at_ms: int) -> None:
+        slot = _slot(at_ms)
+        self._slots[slot] = self._slots.get(slot, 0) + count
         self.total += count
-        self.forget_before(now_ms)
+
+    def take_back(self, count: int, added_at_ms: int) -> None:
+        """What was added then was too much, and counts no longer if it still does."""
+        if _slot(added_at_ms) in self._slots:
+            self.add(-count, added_at_ms)
 
     def forget_before(self, now_ms: int) -> None:
-        oldest = now_ms * _SLOTS // _WINDOW_MS - _SLOTS
-        while self._slots and self._slots[0][0] <= oldest:
-            self.total -= self._slots.popleft()[1]
+        oldest = _slot(now_ms) - _SLOTS
+        for slot in [slot for slot in self._slots if slot <= oldest]:
+            self.total -= self._slots.pop(slot)
+
+
+def _slot(at_ms: int) -> int:
+    return at_ms * _SLOTS // _WINDOW_MS
 
 
 class Breaker:
-    __slots__ = ("_buried", "_finished", "_tokens", "_tokens_at_ms", "is_open", "rate_max", "share_max")
+    __slots__ = ("_buried", "_finished", "_tokens", "_tokens_at_ms", "rate_max", "share_max")
 
     def __init__(self, rate_max: float | None = None, share_max: float | None = None) -> None:
         """Dead letters per second, and as a part of what is finished; None has no bound."""
         self.rate_max = rate_max
         self.share_max = share_max
-        #: Whether some had to wait when it was last asked.
-        self.is_open = False
         self._finished = _Window()
         self._buried = _Window()
         self._tokens = self._burst
         self._tokens_at_ms: int | None = None
 
     def __repr__(self) -> str:
-        return f"<Breaker {'open' if self.is_open else 'closed'}, {self._tokens:.1f} tokens>"
+        return f"<Breaker of {self.rate_max}/s and {self.share_max}, {self._tokens:.1f} tokens>"
 
     @property
     def _burst(self) -> float:
@@ -69,12 +71,12 @@ class Breaker:
             self.rate_max, self.share_max = rate_max, share_max
             self._tokens = min(self._tokens, self._burst)
 
-    def finished(self, count: int, now_ms: int) -> None:
-        """So many records of the group were acknowledged or given up."""
-        self._finished.add(count, now_ms)
+    def finished(self, count: int, at_ms: int) -> None:
+        """So many records of the group were acknowledged or given up then."""
+        self._finished.add(count, at_ms)
 
-    def allowed(self, wanted: int, now_ms: int) -> int:
-        """How many of these may be buried now."""
+    def take(self, wanted: int, now_ms: int) -> int:
+        """How many of these may be buried now. They count at once, as others may ask before they are."""
         self._refill(now_ms)
         self._finished.forget_before(now_ms)
         self._buried.forget_before(now_ms)
@@ -84,12 +86,16 @@ class Breaker:
         if self.share_max is not None:
             bound = max(int(self.share_max * self._finished.total), FREE)
             allowed = min(allowed, max(bound - self._buried.total, 0))
-        self.is_open = allowed < wanted
+        if self.rate_max is not None:
+            self._tokens -= allowed  # without a rate nobody runs into debt that would count under one
+        self._buried.add(allowed, now_ms)
         return allowed
 
-    def buried(self, count: int, now_ms: int) -> None:
-        self._tokens -= count
-        self._buried.add(count, now_ms)
+    def give_back(self, count: int, taken_at_ms: int) -> None:
+        """So many of those that were allowed then are not buried after all."""
+        if self.rate_max is not None:
+            self._tokens = min(self._tokens + count, self._burst)
+        self._buried.take_back(count, taken_at_ms)
 
     def wait_ms(self) -> int:
         """How long until it is worth asking again, when none was allowed."""

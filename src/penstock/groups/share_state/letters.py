@@ -4,14 +4,15 @@ The headers that KIP-1191 names are `__dlq.errors.*`; ours begin with `penstock.
 and own headers of a record are copied as the bytes that they are: nobody looks into them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Final
 
-from penstock.groups.share_state.copies import Copy
+from penstock.groups.share_state.copies import Copy, Unreadable
 from penstock.groups.share_state.ranges import Range
 from penstock.groups.share_state.values import BURIED_LIMIT, BURIED_LOCK_EXPIRED, BURIED_REJECTED, Key
 from penstock.protocol import varint
+from penstock.protocol.compression import Codec, compress
 from penstock.protocol.records import BatchHeader, pack_batch
 
 TOPIC: Final = "__dlq.errors.topic"
@@ -24,6 +25,9 @@ TIMESTAMP: Final = "penstock.dlq.timestamp"
 REASON: Final = "penstock.dlq.reason"
 #: Only where the record itself could not be brought along: why.
 WITHOUT_RECORD: Final = "penstock.dlq.without.record"
+GONE: Final = "gone from the source"
+UNREADABLE: Final = "cannot be read"
+LEFT_OUT: Final = "too large beside the others"
 
 _REASONS: Final = {
     BURIED_LIMIT: ("limit", "delivered as often as the group allows"),
@@ -68,18 +72,41 @@ class Letters:
         self._parts: list[bytes] = []
         self._size = 0
         self.count = 0
+        #: As which they were compressed at their source, if they were.
+        self.codec = Codec.NONE
         #: The offsets that they are from, as ranges.
         self.offsets: list[tuple[int, int]] = []
 
-    def fill(self, copies: Iterable[Copy]) -> int | None:
+    @property
+    def is_full(self) -> bool:
+        return self._size >= self._bytes_max
+
+    def fill(self, found: Iterable[Copy | Unreadable]) -> int | None:
         """As many as there is room for, and one at least; the offset of the first that was left out, if any."""
-        for copy in copies:
-            if self._size >= self._bytes_max:
-                return copy.offset
-            self.add(copy)
+        for one in found:
+            if self.is_full:
+                return one.offset
+            self.add(one)
         return None
 
-    def add(self, copy: Copy) -> None:
+    def repeat(self, owed: Iterator[tuple[int, tuple[int, int]]], found: Iterable[Copy | Unreadable]) -> None:
+        """One for each that is owed, up to the last that is found: how many there are was said before."""
+        for one in found:
+            for offset, fate in owed:
+                if offset < one.offset:
+                    self.add_without(offset, fate, GONE)
+                    continue
+                if self.is_full:
+                    self.add_without(offset, fate, LEFT_OUT)
+                else:
+                    self.add(one)
+                break
+
+    def add(self, copy: Copy | Unreadable) -> None:
+        if isinstance(copy, Unreadable):
+            self.add_without(copy.offset, copy.fate, UNREADABLE)
+            return
+        self.codec = copy.codec or self.codec
         time = b"%d" % copy.timestamp_ms
         headers = (self._upto_reason(copy.offset, copy.fate), _header_key(TIMESTAMP), _sized(time))
         if self._copies_record:
@@ -126,14 +153,14 @@ class Letters:
         else:
             self.offsets.append((offset, offset))
 
-    def batch(self, *, producer_id: int, epoch: int, sequence: int) -> bytearray:
+    def batch(self, *, producer_id: int, epoch: int, sequence: int, codec: Codec = Codec.NONE) -> bytearray:
         header = BatchHeader(
             base_offset=0,
             length=0,
             leader_epoch=-1,
             magic=2,
             crc=0,
-            attributes=0,
+            attributes=codec,
             last_offset_delta=self.count - 1,
             base_timestamp=self._now_ms,
             max_timestamp=self._now_ms,
@@ -142,7 +169,7 @@ class Letters:
             base_sequence=sequence,
             record_count=self.count,
         )
-        return pack_batch(header, b"".join(self._parts))
+        return pack_batch(header, compress(codec, b"".join(self._parts)))
 
 
 def fated(pending: Sequence[Range], offsets: Iterable[tuple[int, int]]) -> list[Range]:
@@ -161,7 +188,7 @@ def fated(pending: Sequence[Range], offsets: Iterable[tuple[int, int]]) -> list[
 
 def fates(
     pending: Sequence[Range], offsets: Iterable[tuple[int, int]]
-) -> Iterable[tuple[int, tuple[int, int]]]:
+) -> Iterator[tuple[int, tuple[int, int]]]:
     """Each of these offsets with its reason and delivery count."""
     for first, last, reason, count in fated(pending, offsets):
         for offset in range(first, last + 1):

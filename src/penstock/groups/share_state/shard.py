@@ -15,6 +15,7 @@ from penstock.groups.share_state.burials import BurialView, KeyValue, PartitionB
 from penstock.groups.share_state.ranges import Range, cut_before, tidy
 from penstock.groups.share_state.records import Plan, Settled, Snapshot, Update, decode_key, encode_key
 from penstock.groups.share_state.state import PartitionState, as_archived
+from penstock.groups.share_state.traffic import Finished, Traffic
 from penstock.groups.share_state.values import (
     ACKNOWLEDGED,
     ARCHIVED,
@@ -57,10 +58,10 @@ class ShareStateShard:
     __slots__ = (
         "_burials",
         "_busy",
-        "_finished",
         "_keys",
         "_states",
         "_totals",
+        "_traffic",
         "_updates_per_snapshot",
         "_watcher",
         "unknown_records",
@@ -78,7 +79,7 @@ class ShareStateShard:
         # What follows is lost with the shard, and may be.
         self._watcher: Token | None = None
         self._busy: frozenset[bytes] = frozenset()
-        self._finished: dict[str, int] = {}
+        self._traffic = Traffic()
 
     def __repr__(self) -> str:
         return f"<ShareStateShard of {len(self._states)} share partitions>"
@@ -109,7 +110,7 @@ class ShareStateShard:
             self._keys[name] = decode_key(key)
         before = state.progress
         state.apply(update)
-        self._count_finished(name, state.progress - before)
+        self._count_finished(name, before, state.progress)
 
     def _replay_snapshot(self, name: bytes, key: bytes, value: bytes | None) -> None:
         if value is None:
@@ -125,12 +126,11 @@ class ShareStateShard:
         same_history = snapshot.state_epoch == state.state_epoch
         state.install(snapshot)
         if same_history:
-            self._count_finished(name, state.progress - before)
+            self._count_finished(name, before, state.progress)
 
-    def _count_finished(self, name: bytes, count: int) -> None:
-        if count > 0:
-            group = self._keys[name].group
-            self._finished[group] = self._finished.get(group, 0) + count
+    def _count_finished(self, name: bytes, before: int | None, after: int | None) -> None:
+        if before is not None and after is not None and after > before:
+            self._traffic.finish(self._keys[name].group, after - before)
 
     def _replay_burials(self, kind: int, name: bytes, key: bytes, value: bytes | None) -> None:
         if value is None:
@@ -166,7 +166,7 @@ class ShareStateShard:
     # Time: nothing here runs out.
 
     def loaded(self, now_ms: int) -> Work:
-        self._finished.clear()  # what was finished before is no traffic of now
+        self._traffic.take()  # what was finished before is no traffic of now
         return Work()
 
     def tick(self, now_ms: int) -> Work:
@@ -182,6 +182,7 @@ class ShareStateShard:
 
     def ask(self, questions: Sequence[Question], token: Token, *, now_ms: int) -> Work:
         """One Answer for each. No share partition may be asked about twice."""
+        self._traffic.now(now_ms)
         stored: list[KeyValue] = []
         answers = []
         for question in questions:
@@ -206,7 +207,8 @@ class ShareStateShard:
             return _INVALID_WRITE
         if UNSET != write.leader_epoch < state.leader_epoch:
             return _FENCED_LEADER
-        if UNSET != write.state_epoch < state.state_epoch:
+        if write.state_epoch not in (UNSET, state.state_epoch):
+            # A later one, too: a group that was deleted and made again begins with earlier epochs.
             return _FENCED_STATE
         if write.totals is not None and min(write.totals) < 0:
             return _INVALID_BATCHES
@@ -217,10 +219,7 @@ class ShareStateShard:
             batches, buried = as_archived(batches)
             self._bury(name, state, buried, stored)
         leader_epoch = state.leader_epoch if write.leader_epoch == UNSET else write.leader_epoch
-        if UNSET != write.start_offset < state.start_offset:
-            # One that comes late, or again, takes nothing back.
-            complete_count = state.delivery_complete_count
-            write = write._replace(start_offset=UNSET, delivery_complete_count=complete_count)
+        write = _not_back(write, state)
         stored.append(self._stored(name, state, leader_epoch, write, tidy(batches), now_ms))
         if write.totals is not None:
             self._add_totals(name, write.totals, stored)
@@ -313,6 +312,9 @@ class ShareStateShard:
             stored.append((_SNAPSHOT_KIND + name, None))
         if name in self._totals:
             stored.append((_TOTALS_KIND + name, None))
+        burials = self._burials.get(name)
+        if burials is not None and not burials.pending:
+            stored.append((_BURIALS_KIND + name, None))
 
     def _summary(self, question: Summary) -> Answer:
         state = self._states.get(_name(question.key))
@@ -376,38 +378,54 @@ class ShareStateShard:
         return self._work([(_SETTLED_KIND + name, records.encode_settled(settled))], ((token, True),))
 
     def forget_burials(self, key: Key, token: Token) -> Work:
-        """The source is gone, and nothing is left to do."""
+        """Nothing is left to do: if the share partition has gone meanwhile, this is the last that is known of it."""
         name = _name(key)
         burials = self._burials.get(name)
-        if burials is None or burials.pending:
+        if burials is None or burials.pending or name in self._states:
             return self._work([], ((token, False),))
-        return self._work([(encode_key(records.BURIALS, key), None)], ((token, True),))
+        return self._work([(_BURIALS_KIND + name, None)], ((token, True),))
 
-    def take_finished(self) -> dict[str, int]:
-        """How many records each group has finished since this was last asked."""
-        finished, self._finished = self._finished, {}
-        return finished
+    def take_finished(self) -> tuple[Finished, ...]:
+        """What has been finished since this was last asked, as far as it was lately."""
+        return self._traffic.take()
 
     # The whole
 
-    def checkpoint(self, names: Iterable[bytes], token: Token, *, now_ms: int) -> Work:
-        """Say all of it again, so that the log before can go; in pieces, as `names` are some of `names()`."""
+    def checkpoint(self, names: Iterable[bytes], token: Token, *, now_ms: int, bytes_max: int) -> Work:
+        """Say all of it again, so that the log before can go; in pieces, as `names` are some of `names()`.
+
+        Answered with how many of them were: as many as there is room for, and one at least.
+        """
         stored: list[KeyValue] = []
+        count = size = 0
         for name in names:
-            state, burials = self._states.get(name), self._burials.get(name)
-            if state is not None:
-                stored.append((_SNAPSHOT_KIND + name, records.encode_snapshot(state.snapshot(now_ms))))
-            if name in self._totals:
-                stored.append((_TOTALS_KIND + name, records.encode_totals(self._totals[name])))
-            if burials is not None:
-                stored += burials.snapshot(self._keys[name])
-        return self._work(stored, ((token, None),))
+            said = self._all_of(name, now_ms)
+            size += sum(len(key) + len(value or b"") for key, value in said)
+            if count and size > bytes_max:
+                break
+            stored += said
+            count += 1
+        return self._work(stored, ((token, count),))
+
+    def _all_of(self, name: bytes, now_ms: int) -> list[KeyValue]:
+        said: list[KeyValue] = []
+        state, burials = self._states.get(name), self._burials.get(name)
+        if state is not None:
+            said.append((_SNAPSHOT_KIND + name, records.encode_snapshot(state.snapshot(now_ms))))
+        if name in self._totals:
+            said.append((_TOTALS_KIND + name, records.encode_totals(self._totals[name])))
+        if burials is not None:
+            said += burials.snapshot(self._keys[name])
+        return said
 
     def names(self) -> tuple[bytes, ...]:
         return tuple(self._keys)
 
     def keys(self) -> tuple[Key, ...]:
         return tuple(self._keys.values())
+
+    def topic_ids(self) -> tuple[UUID, ...]:
+        return tuple(dict.fromkeys(key.topic_id for key in self._keys.values()))
 
     def stored(self) -> dict[Key, tuple[ShareState | None, ShareSummary | None, BurialView | None]]:
         """Everything durable: what a shard loaded from the same records would hold too."""
@@ -450,7 +468,7 @@ def _name(key: Key) -> bytes:
 
 
 _ANY = Key("", UUID(int=0), 0)
-_SNAPSHOT_KIND, _UPDATE_KIND, _PENDING_KIND, _PLAN_KIND, _SETTLED_KIND, _TOTALS_KIND = (
+_SNAPSHOT_KIND, _UPDATE_KIND, _PENDING_KIND, _PLAN_KIND, _SETTLED_KIND, _BURIALS_KIND, _TOTALS_KIND = (
     encode_key(kind, _ANY)[:_KIND_BYTES]
     for kind in (
         records.SNAPSHOT,
@@ -458,6 +476,7 @@ _SNAPSHOT_KIND, _UPDATE_KIND, _PENDING_KIND, _PLAN_KIND, _SETTLED_KIND, _TOTALS_
         records.PENDING,
         records.PLAN,
         records.SETTLED,
+        records.BURIALS,
         records.TOTALS,
     )
 )
@@ -476,6 +495,15 @@ def _highest_state(batches: Sequence[Range]) -> int | None:
         and max(counts) <= _COUNT_MAX
     )
     return max(delivery_states) if is_fine else None
+
+
+def _not_back(write: Write, state: PartitionState) -> Write:
+    """One that comes late, or again, takes nothing back."""
+    is_behind = UNSET != write.start_offset < state.start_offset
+    is_level = write.start_offset in (UNSET, state.start_offset)
+    if is_behind or (is_level and UNSET != write.delivery_complete_count < state.delivery_complete_count):
+        return write._replace(start_offset=UNSET, delivery_complete_count=state.delivery_complete_count)
+    return write
 
 
 def _refusal(question: Initialize, state: PartitionState) -> Answer | None:

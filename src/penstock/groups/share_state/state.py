@@ -37,7 +37,6 @@ class PartitionState:
         "start_offset",
         "state_epoch",
         "updates",
-        "write_timestamp_ms",
     )
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -57,7 +56,6 @@ class PartitionState:
         self.leader_epoch = max(self.leader_epoch, snapshot.leader_epoch)
         self.start_offset = snapshot.start_offset
         self.create_timestamp_ms = snapshot.create_timestamp_ms
-        self.write_timestamp_ms = snapshot.write_timestamp_ms
         self.delivery_complete_count = snapshot.delivery_complete_count
         self.batches: list[Range] = list(tidy(snapshot.batches))
         cut_before(self.batches, self.start_offset)
@@ -121,9 +119,11 @@ class PartitionState:
         return [each for each in overlay(held, fresh) if each[2] > ARCHIVED]
 
     @property
-    def progress(self) -> int:
-        """Grows by one with every record that becomes final."""
-        return max(self.start_offset, 0) + max(self.delivery_complete_count, 0)
+    def progress(self) -> int | None:
+        """Grows by one with every record that becomes final; None while it is not known where they begin."""
+        if self.start_offset == UNSET:
+            return None
+        return self.start_offset + max(self.delivery_complete_count, 0)
 
     @property
     def handed_out_upto(self) -> int:

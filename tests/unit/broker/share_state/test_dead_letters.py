@@ -229,7 +229,7 @@ async def test_the_breaker_holds_back_and_lets_go(tmp_path: Path) -> None:
     await set_group(node, penstock_share_dlq_rate_max="0")
     await write(node, key, (0, 49, REJECTED, 1))
     letters = node.share_state.dead_letters
-    await until(lambda: letters.is_open(GROUP) and buried_offsets(node))
+    await until(lambda: letters.open_breakers().get(GROUP) and buried_offsets(node))
     assert letters.held_back == {GROUP: 1}
     await until_pending(node, 49)  # one is always let through at first
     text = (await Exposition(node).scrape()).decode()
@@ -245,7 +245,7 @@ async def test_the_breaker_holds_back_and_lets_go(tmp_path: Path) -> None:
     await set_group(node, penstock_share_dlq_rate_max="-1")
     await all_buried(node)
     assert buried_offsets(node) == dict.fromkeys(range(50), 1)
-    assert not letters.is_open(GROUP)
+    assert not letters.open_breakers().get(GROUP)
     await node.stop()
 
 
@@ -255,7 +255,7 @@ async def test_a_flood_waits_for_the_traffic_that_it_is_a_part_of(tmp_path: Path
     await set_group(node, penstock_share_dlq_share_max="0.1")
     await write(node, key, (0, 49, REJECTED, 1), start_offset=50)
     letters = node.share_state.dead_letters
-    await until(lambda: letters.is_open(GROUP))
+    await until(lambda: letters.open_breakers().get(GROUP))
     await until_pending(node, 40)  # ten are free, of fifty that are finished five would be
     await write(node, key, (50, 249, 2, 1), start_offset=250)
     await until_pending(node, 25)  # a tenth of 250

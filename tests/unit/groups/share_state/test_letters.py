@@ -1,18 +1,34 @@
 """Dead letters are made of the bytes of their records: decoded, they say the same as the records did."""
 
+import struct
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.groups.share_state.copies import Scan
-from penstock.groups.share_state.letters import OFFSET, REASON, TIMESTAMP, WITHOUT_RECORD, Letters, fates
+from penstock.groups.share_state.copies import Copy, Scan, Unreadable
+from penstock.groups.share_state.letters import (
+    GONE,
+    OFFSET,
+    REASON,
+    TIMESTAMP,
+    WITHOUT_RECORD,
+    Letters,
+    fates,
+)
 from penstock.groups.share_state.ranges import Range, tidy
 from penstock.groups.share_state.values import BURIED, Key
 from penstock.protocol.compression import Codec
-from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import LOG_APPEND_TIME, Record, decode_records, encode_batch
+from penstock.protocol.records import (
+    LOG_APPEND_TIME,
+    Record,
+    decode_records,
+    encode_batch,
+    iter_batches,
+    pack_batch,
+    read_header,
+)
 
 KEY = Key("group", UUID(int=7), 3)
 _NO_LIMIT = 1 << 30
@@ -105,9 +121,91 @@ def test_a_record_that_is_gone_leaves_a_letter_without_it() -> None:
     assert made.offsets == [(4, 5)]
 
 
-def test_a_damaged_batch_is_told() -> None:
-    batch = encode_batch([Record(0, 0, b"k", b"v")])
-    batch[61] = 0x7E  # the length of the record
-    with pytest.raises(ApiError) as raised:
-        list(Scan(batch, [(0, 0, BURIED[0], 1)], _NO_LIMIT))
-    assert raised.value.code is ErrorCode.corrupt_message
+def broken(records: int, body: bytes) -> bytearray:
+    """A batch that says that it holds so many, with a right checksum."""
+    sound = encode_batch([Record(place, 0, b"k", b"v") for place in range(records)])
+    return pack_batch(read_header(sound), body)
+
+
+@given(_batches, st.integers(1, 9), st.binary(max_size=60), _batches)
+def test_what_nobody_can_read_is_told_of_and_passed_over(
+    before: list,  # type: ignore[type-arg]
+    records: int,
+    body: bytes,
+    behind: list,  # type: ignore[type-arg]
+) -> None:
+    data, readable = some_log(before)
+    begin = readable[-1].offset + 1 if readable else 0
+    end = begin + records
+    middle = broken(records, body)
+    struct.pack_into(">q", middle, 0, begin)
+    later, more = some_log(behind)
+    moved = bytearray(later)
+    position = 0
+    for header, batch in iter_batches(later):
+        struct.pack_into(">q", moved, position, header.base_offset + end)
+        position += len(batch)
+    scan = Scan(data + middle + moved, [(0, 10_000, BURIED[0], 1)], _NO_LIMIT)
+    found = list(scan)
+    assert [one.offset for one in found] == [
+        *(record.offset for record in readable),
+        *range(begin, end),
+        *(record.offset + end for record in more),
+    ]
+    assert all(isinstance(one, Copy) for one in found if not begin <= one.offset < end)
+    made = letters()
+    assert made.fill(found) is None
+    if found:
+        told = decode_records(made.batch(producer_id=5, epoch=1, sequence=0), _NO_LIMIT)
+        assert len(told) == len(found)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\x09",  # a key that ends beyond the record
+        b"\x05",  # of length -3
+    ],
+)
+def test_a_record_that_is_not_whole_is_not_copied(damage: bytes) -> None:
+    sound = encode_batch([Record(0, 0, b"k", b"v"), Record(1, 0, b"k", b"v")])
+    body = bytearray(sound[61:])
+    body[4:5] = damage
+    first, second = Scan(pack_batch(read_header(sound), body), [(0, 1, BURIED[0], 1)], _NO_LIMIT)
+    assert (type(first), type(second)) == (Unreadable, Copy)
+
+
+def test_a_scan_ends_before_a_batch_that_is_damaged() -> None:
+    data, _ = some_log([([(1, 0, b"k", b"v", [])], Codec.NONE, False)] * 2)
+    damaged = bytearray(data)
+    damaged[-1] ^= 1
+    scan = Scan(damaged, [(0, 1, BURIED[0], 1)], _NO_LIMIT)
+    assert [one.offset for one in scan] == [0]
+    assert scan.seen_upto == 1
+
+
+@given(_batches, _wanted, st.sets(st.integers(0, 90)), st.sampled_from(Codec))
+def test_a_repeat_has_as_many_as_were_planned(
+    batches: list,  # type: ignore[type-arg]
+    wanted: list[Range],
+    gone: set[int],
+    codec: Codec,
+) -> None:
+    data, records = some_log(batches)
+    ranges = tidy(wanted)
+    planned = letters()
+    planned.fill(Scan(data, ranges, _NO_LIMIT))
+    repeated, owed = letters(), fates(ranges, planned.offsets)
+    repeated.repeat(owed, [one for one in Scan(data, ranges, _NO_LIMIT) if one.offset not in gone])
+    for offset, fate in owed:
+        repeated.add_without(offset, fate, GONE)
+    assert (repeated.count, repeated.offsets) == (planned.count, planned.offsets)
+    if not planned.count:
+        return
+    value_of = {record.offset: record.value for record in records if record.offset not in gone}
+    batch = repeated.batch(producer_id=5, epoch=1, sequence=0, codec=codec)
+    for letter in decode_records(batch, _NO_LIMIT):
+        headers = dict(letter.headers[-8:])
+        offset = int(headers[OFFSET] or b"")
+        assert letter.value == value_of.get(offset)
+        assert (headers.get(WITHOUT_RECORD) == GONE.encode()) == (offset in gone)

@@ -7,6 +7,7 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.groups.share_state.breaker import Breaker
 from penstock.groups.share_state.ranges import Range, cut_before, merge_into, overlay, subtract, tidy
 from penstock.groups.share_state.shard import ShareStateShard
 from penstock.groups.share_state.values import (
@@ -180,7 +181,7 @@ def check(shard: ShareStateShard, model: Model) -> None:
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5), st.integers(0, 5))
-def test_older_leaders_and_older_states_are_fenced(
+def test_older_leaders_and_other_states_are_fenced(
     leader: int, other_leader: int, epoch: int, other_epoch: int
 ) -> None:
     log = Log(500)
@@ -190,7 +191,7 @@ def test_older_leaders_and_older_states_are_fenced(
     answer = log.ask(Write(KEY, other_epoch, other_leader, 5, 0, [(5, 6, 2, 1)]))
     if other_leader < leader:
         assert answer.error is ErrorCode.fenced_leader_epoch
-    elif other_epoch < epoch:
+    elif other_epoch != epoch:
         assert answer.error is ErrorCode.fenced_state_epoch
     else:
         assert answer.error is ErrorCode.none
@@ -212,7 +213,7 @@ def test_a_checkpoint_says_all_that_was_said_before(writes: list[list[Range]], l
         log.ask(Write(KEY if place % 2 else other, 1, 5, UNSET, 0, batches, Totals(place, place // 2)))
     begun = len(log.batches)
     for name in log.shard.names():
-        log.append(log.shard.checkpoint([name], "me", now_ms=9).records)
+        log.append(log.shard.checkpoint([name], "me", now_ms=9, bytes_max=1).records)
         if later:
             log.ask(Write(KEY, 1, 5, UNSET, 0, [(later, later, 33, 5)]))
     shard = ShareStateShard(updates_per_snapshot=3)
@@ -240,3 +241,56 @@ def test_totals_that_cannot_be_are_refused() -> None:
     log = Log(500)
     log.ask(Initialize(KEY, 1, 0))
     assert log.ask(Write(KEY, 1, 5, 3, 0, [], Totals(-1, 0))).error is ErrorCode.invalid_request
+
+
+def test_a_checkpoint_is_said_in_pieces() -> None:
+    log = Log(500)
+    keys = [KEY._replace(partition=index) for index in range(5)]
+    log.ask(*(Initialize(key, 1, 0) for key in keys))
+    names, said = log.shard.names(), 0
+    pieces = []
+    while said < len(names):
+        work = log.shard.checkpoint(names[said:], "me", now_ms=9, bytes_max=200)
+        ((_, count),) = work.replies
+        assert isinstance(count, int)
+        assert len(work.records) == count > 0
+        pieces.append(count)
+        said += count
+    assert (sum(pieces), max(pieces)) == (5, 2)
+
+
+def test_a_write_that_comes_late_does_not_take_back_how_much_is_done() -> None:
+    log = Log(500)
+    log.ask(Initialize(KEY, 1, 0))
+    log.ask(Write(KEY, 1, 5, 3, 2, [(5, 6, 2, 1)]))
+    log.ask(Write(KEY, 1, 5, 3, 4, [(7, 8, 2, 1)]))
+    log.ask(Write(KEY, 1, 5, 3, 2, [(5, 6, 2, 1)]))
+    summary = log.shard.stored()[KEY][1]
+    assert summary is not None
+    assert summary.delivery_complete_count == 4
+
+
+def test_where_a_group_begins_is_no_traffic() -> None:
+    log = Log(500)
+    log.ask(Initialize(KEY, 1, UNSET))
+    log.ask(Write(KEY, 1, 5, 1_000_000, 0, []))
+    assert log.shard.take_finished() == ()
+    log.ask(Write(KEY, 1, 5, 1_000_003, 2, [(1_000_005, 1_000_006, 2, 1)]))
+    assert log.shard.take_finished() == ((0, {KEY.group: 5}),)
+
+
+def test_traffic_is_of_when_it_was() -> None:
+    """A group that went well all day has no more dead letters to spare than one that has just begun."""
+    log, breaker = Log(500), Breaker(share_max=0.1)
+    log.ask(Initialize(KEY, 1, 0))
+    for start, now_ms in ((1_000, 2_500), (2_000, 2_900), (2_300, 3_000), (3_000, 120_000)):
+        log.append(log.shard.ask([Write(KEY, 1, 5, start, 0, [])], "me", now_ms=now_ms).records)
+    finished = log.shard.take_finished()
+    assert finished == (
+        (2_000, {KEY.group: 2_000}),
+        (3_000, {KEY.group: 300}),
+        (120_000, {KEY.group: 700}),
+    )
+    for at_ms, counts in finished:
+        breaker.finished(counts[KEY.group], at_ms)
+    assert breaker.take(1_000, 120_500) == 70
