@@ -102,8 +102,7 @@ class Sharing:
         if not ask.batches:
             led.release(ask.member)
             return (ErrorCode.none, [])
-        # What lies before the window was given up or finished long ago: it is answered, and means nothing.
-        batches = [batch for batch in ask.batches if batch.last_offset >= led.current().start_offset]
+        batches = list(ask.batches)
         if led.acknowledge(ask.member, batches):
             yield from led.stored()
         self.history.confirmed(ask.group, ask.key, led.leader_epoch, batches)
@@ -187,9 +186,9 @@ class LedShare:
         rules, found = self.current(), self._found()
         if found is None or not rules.policy.is_at_most_once:
             return False
-        is_reserved = rules.reserve(found, Appetite(records_max, exact=True))
+        reserved = rules.reserve(found, Appetite(records_max, exact=True))
         self.changed()
-        return is_reserved
+        return reserved > 0
 
     def _found(self) -> Found | None:
         rules, log = self.current(), self.replica.log

@@ -89,7 +89,7 @@ def _not_deleted(core: Core, batches: Sequence[Said]) -> Sequence[Said]:
     """Nobody waits for what the log has deleted; what else lies before the window came to its end in other hands."""
     start = core.window.start
     left = [batch for batch in batches if batch[1] >= min(core.deleted_upto, start)]
-    if left and left[0][1] < start:
+    if left and max(left[0][0], core.deleted_upto) < start:
         raise ApiError(ErrorCode.invalid_record_state, "the member does not hold all of these records")
     return left
 

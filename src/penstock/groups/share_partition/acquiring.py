@@ -81,9 +81,9 @@ def acquire(
     return hand_out.acquired
 
 
-def reserve(core: Core, found: Found, appetite: Appetite, policy: Policy) -> bool:
-    """At most once: make records final before anybody gets them. Returns whether there is something to write."""
-    start, before, left = core.window.start, len(core.queued), appetite.records_max
+def reserve(core: Core, found: Found, appetite: Appetite, policy: Policy) -> int:
+    """At most once: make records final before anybody gets them. Returns how many have to be written."""
+    start, left = core.window.start, appetite.records_max
     for first, end in _in_reach(core, found):
         for low, high in _runs(core, _AVAILABLE, first, end):
             left -= _reserve(core, low, min(high, low + left)) if left > 0 else 0
@@ -93,7 +93,7 @@ def reserve(core: Core, found: Found, appetite: Appetite, policy: Policy) -> boo
         if new_end > new_first:
             left -= _reserve(core, new_first - start, new_end - start)
     core.drop_done()
-    return len(core.queued) > before
+    return appetite.records_max - left
 
 
 def _room(core: Core, policy: Policy) -> int:

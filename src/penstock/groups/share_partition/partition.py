@@ -107,8 +107,8 @@ class SharePartition:
     def acquire(self, member: str, found: Found, appetite: Appetite, *, now_ms: int) -> list[Acquired]:
         return acquiring.acquire(self._core, member, found, appetite, self.policy, now_ms=now_ms)
 
-    def reserve(self, found: Found, appetite: Appetite) -> bool:
-        """At most once: has to be written before `acquire` hands any of it out. Returns whether there is anything."""
+    def reserve(self, found: Found, appetite: Appetite) -> int:
+        """At most once: how many records have to be written before `acquire` hands any of them out."""
         return acquiring.reserve(self._core, found, appetite, self.policy)
 
     def acknowledge(self, member: str, batches: Sequence[Said], *, now_ms: int, chance: float) -> bool:
@@ -142,6 +142,7 @@ class SharePartition:
             window.start = log_start  # nothing is left in it
         if expired:
             core.totals = core.totals._replace(expired=core.totals.expired + expired)
+        core.drop_done()
 
     def _let_go_of(self, offset: int) -> int:
         """How many of them nobody has ever had."""

@@ -52,8 +52,8 @@ STORED: Final = code_table(
     {code: STORED_STATES.index(_STORED_AS.get(target, target)) for code, target in _WAITING.items()},
     default=NOT_STORED,
 )
-#: Offsets at which the log has nothing to hand out.
-HOLE: Final = code_table({AVAILABLE: ARCHIVED, DELAYED: ARCHIVED})
+#: Offsets at which the log has nothing to hand out, or nothing any more.
+HOLE: Final = code_table({AVAILABLE: ARCHIVED, DELAYED: ARCHIVED, PAID: ARCHIVED})
 ONE_MORE_DELIVERY: Final = bytes(min(count + 1, 255) for count in range(256))
 
 

@@ -36,6 +36,7 @@ class Record:
 class Naive:
     start: int
     records: dict[int, Record] = field(default_factory=dict)
+    deleted_upto: int = 0
 
     @classmethod
     def load(
@@ -100,7 +101,7 @@ class Naive:
             if record is None or record.target is not None:
                 continue
             if is_hole:
-                if record.state in (states.AVAILABLE, states.DELAYED):
+                if record.state in (states.AVAILABLE, states.DELAYED, states.PAID):
                     record.state = states.ARCHIVED
             elif left > 0 and self._is_ready(record, policy, reserve):
                 left -= self._hand(offset, member, policy, now_ms, reserve, handed)
@@ -157,10 +158,11 @@ class Naive:
             offset: types[0 if len(types) == 1 else offset - first]
             for first, last, types in batches
             for offset in range(first, last + 1)
-            if offset >= self.start and last >= self.start
+            if offset >= min(self.deleted_upto, self.start)
         }
-        if any(last < self.start for _, last, _ in batches):
+        if any(offset < self.start and offset >= self.deleted_upto for offset in said):
             raise ApiError(ErrorCode.invalid_record_state)
+        said = {offset: kind for offset, kind in said.items() if offset >= self.start}
         if any(offset >= self.end for offset in said):
             raise ApiError(ErrorCode.invalid_request)
         for offset in said:
@@ -219,6 +221,16 @@ class Naive:
                 self._let_go(record, policy, now_ms, chance, states.EXPIRED)
             elif record.state == states.DELAYED and record.target is None:
                 record.state = states.AVAILABLE
+        self.move_start()
+
+    def log_start_moved(self, log_start: int) -> None:
+        self.deleted_upto = max(self.deleted_upto, log_start)
+        while self.start < log_start:
+            record = self.records.get(self.start)
+            if record is not None and record.target is not None:
+                break
+            self.records.pop(self.start, None)
+            self.start += 1
         self.move_start()
 
     def launch(self) -> None:

@@ -98,6 +98,8 @@ class World:
         self.fate: set[int] = set()  # offsets of which a member has said that it is done with them
         self.not_before: dict[int, int] = {}
         self.deaths = 0
+        self.shrinks = self.rng.random() < 0.3  # compaction and retention are at work
+        self.log_start = 0
         self.has_turned = False  # from at least to at most once
         #: At most once: what members have accepted, what of it the write under way says, and what is stored.
         self.accepted: set[int] = set()
@@ -114,6 +116,7 @@ class World:
         self.accepted, self.on_the_way = set(self.confirmed), set(self.confirmed)
         self.naive = Naive.load(start, self.store.records, self.policy, self.now_ms, 0.5)
         self.locks, self.not_before, self.write = {}, {}, None
+        self.tell_log_start()
         if self.policy.backoff is not None:
             # A delay that was stored begins anew; one that was not stored never began.
             for offset, (state, count) in self.store.records.items():
@@ -129,6 +132,8 @@ class World:
             (4, self.begin_write if self.write is None else self.end_write),
             (1, self.leader_dies),
         ]
+        if self.shrinks:
+            steps += [(1, self.compact), (1, self.delete)]
         if not self.policy.is_at_most_once:
             steps.append((0 if self.rng.random() < 0.9 else 1, self.turn_to_at_most_once))
         (chosen,) = self.rng.choices([step for _, step in steps], [weight for weight, _ in steps])
@@ -138,9 +143,10 @@ class World:
     # -- handing out ---------------------------------------------------------------------------------
 
     def found(self, batches_max: int) -> Found | None:
+        self.tell_log_start()
         offset = self.real.next_offset
         batches = [] if offset is None else [batch for batch in self.log if batch[1] > offset][:batches_max]
-        if offset is None or not batches:
+        if offset is None or not batches or offset < self.log_start:
             return None
         spans: list[tuple[int, int]] = []
         for first, end, has_records in batches:
@@ -259,6 +265,29 @@ class World:
         self.has_turned = True
         self.real.policy = self.policy = self.policy._replace(is_at_most_once=True)
 
+    # -- what the log does ---------------------------------------------------------------------------
+
+    def compact(self) -> None:
+        """A batch has lost its records, and may be gone itself; one is never the last."""
+        place = self.rng.randrange(len(self.log))
+        first, end, _ = self.log[place]
+        if place + 1 < len(self.log) and self.rng.random() < 0.5:
+            del self.log[place]
+        else:
+            self.log[place] = (first, end, False)
+
+    def delete(self) -> None:
+        self.log_start = max(self.log_start, self.rng.choice(self.log[:4])[0])
+        self.log = [
+            (max(first, self.log_start), end, has) for first, end, has in self.log if end > self.log_start
+        ]
+        self.tell_log_start()
+
+    def tell_log_start(self) -> None:
+        if self.real.start_offset < self.log_start:
+            self.real.log_start_moved(self.log_start)
+            self.naive.log_start_moved(self.log_start)
+
     # -- what is stored ------------------------------------------------------------------------------
 
     def begin_write(self) -> None:
@@ -289,7 +318,7 @@ class World:
 
     @property
     def is_at_most_once_from_the_start(self) -> bool:
-        return self.policy.is_at_most_once and not self.has_turned
+        return self.policy.is_at_most_once and not self.has_turned and not self.shrinks
 
     def finish_write(self) -> None:
         self.arrive()
