@@ -93,7 +93,7 @@ class _Answer:
         if request.session_epoch == FINAL_EPOCH:
             self._released = shares.close_session(session)
         elif not request.is_renewal and session.places:
-            self._fetching = ShareFetching(shares, session.group, session.member, request, session.rotated())
+            self._fetching = ShareFetching(shares, session, request)
             self._is_fetched = self._try(self._fetching)
 
     @staticmethod

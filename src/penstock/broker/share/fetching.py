@@ -1,7 +1,8 @@
 """One ShareFetch: takes what it can have, or waits until there is something or its time is over.
 
 Others releasing records, delays that are over, locks that run out, appends and writes that have arrived all wake it.
-Under at-most-once it first has records written as final, and takes them when that is done.
+Under at-most-once it first has records written as final, and takes them when that is done. When its session ends, it
+takes no more: nobody would give back what it takes then.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from penstock.broker.share.reading import (
     runs_of_records,
 )
 from penstock.groups.share_partition.messages import Acquired, Appetite
-from penstock.log.positions import Slice
+from penstock.log.positions import LogPosition, Slice
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.broker.share.sessions import Place
+    from penstock.broker.share.sessions import Place, ShareSession
     from penstock.broker.share.table import SharePartitions
     from penstock.protocol.share import ShareFetchRequest
 
@@ -38,6 +39,8 @@ _READ_SPARE: Final = 1.25
 _REACH_MAX: Final = 5
 _READ_BYTES_MIN: Final = 16 * 1024
 _BYTES_ALWAYS_ALLOWED: Final = 64 * 1024
+#: For now there is nothing to have. Clients do not expect to be told so (the one in Java gives up).
+_PASSING: Final = frozenset({ErrorCode.coordinator_not_available, ErrorCode.offset_out_of_range})
 
 
 class Portion(NamedTuple):
@@ -67,24 +70,20 @@ class Cold(Exception):
 
 
 class ShareFetching:
-    def __init__(
-        self,
-        shares: SharePartitions,
-        group: str,
-        member: str,
-        request: ShareFetchRequest,
-        places: Sequence[Place],
-    ) -> None:
+    def __init__(self, shares: SharePartitions, session: ShareSession, request: ShareFetchRequest) -> None:
         self._shares = shares
         self._node = shares.node
-        self._group, self._member = group, member
+        self._session = session
+        self._group, self._member = session.group, session.member
         self._request = request
-        self._places = places
+        self._places = session.rotated()
         self.portions: dict[Place, Portion] = {}
         self._leds: dict[Place, LedSharePartition] = {}
         self._cold: dict[tuple[LedSharePartition, int], Read | ApiError] = {}
         self._peeked: dict[tuple[LedSharePartition, int], Read] = {}
         self._paying: list[asyncio.Future[None]] = []
+        self._reserved = 0  # records that are being paid for, of those asked for
+        self._goes_on = False  # there is more to read
         self._watched: list[LedSharePartition] = []
         self._woken: asyncio.Future[None] | None = None
         self._is_late = False
@@ -93,20 +92,24 @@ class ShareFetching:
 
     def collect(self) -> bool:
         """Whether the request can be answered. Raises Cold."""
+        if not self._session.is_open:
+            return True
         bytes_left, records_left = self._left()
         self._peeked.clear()
+        self._reserved = 0
+        self._goes_on = False
         if not self._has_enough(bytes_left):
             return False
         for place in self._places:
-            if records_left <= 0 or bytes_left <= 0:
+            if records_left <= self._reserved or bytes_left <= 0:
                 break
             if place in self.portions:
                 continue
             try:
-                portion = self._take(place, records_left, bytes_left)
+                portion = self._take(place, records_left - self._reserved, bytes_left)
             except ApiError as error:
                 self._node.metrics.count_error("share_fetch", error.code.name)
-                portion = Portion([], (), error)
+                portion = None if error.code in _PASSING else Portion([], (), error)
             if portion is not None:
                 self.portions[place] = portion
                 bytes_left -= portion.bytes_count
@@ -136,10 +139,15 @@ class ShareFetching:
             records_max, max(self._request.batch_records, 1), self._request.acquire_mode == _RECORD_LIMIT
         )
         acquired = rules.acquire(self._member, read.found, appetite, now_ms=monotonic_ms())
-        if not acquired and rules.policy.is_at_most_once and rules.reserve(read.found, appetite):
-            self._paying.append(led.stored())
+        if not acquired and rules.policy.is_at_most_once:
+            reserved = rules.reserve(read.found, appetite)
+            if reserved:
+                self._reserved += reserved
+                self._paying.append(led.stored())
         led.changed()
         if not acquired:
+            # What has been read holds nothing (any more) for this member, but what follows may.
+            self._goes_on |= rules.next_offset not in (None, read.found.first_offset)
             return None
         self._learn(led, read)
         portion = Portion(pieces_for(read, acquired), acquired, None, led)
@@ -171,10 +179,10 @@ class ShareFetching:
         if rules.start_offset < log.start_offset:
             rules.log_start_moved(log.start_offset)
         offset = rules.next_offset
-        if offset is None:
+        if offset is None or offset < log.start_offset:
+            # What has been deleted is passed over once all that is being written of it is stored.
             return None
-        committed = led.config.share_reads_committed
-        upto = led.partition.last_stable if committed else led.partition.high
+        committed, upto = led.config.share_reads_committed, _readable(led)
         if offset >= upto.offset:
             return None
         cold = self._cold.pop((led, offset), None) or self._peeked.get((led, offset))
@@ -206,7 +214,10 @@ class ShareFetching:
         return partial(runs_of_records, max_bytes=max_bytes)
 
     def _has_enough(self, bytes_max: int) -> bool:
-        """As many bytes as asked for, once the time is over or records have come back in any case."""
+        """As many bytes as asked for, or more than an answer holds.
+
+        In any case once the time is over, or records have come back.
+        """
         wanted = min(self._request.min_bytes, bytes_max)
         if wanted <= 1 or self._is_late or self.portions:
             return True
@@ -223,7 +234,8 @@ class ShareFetching:
             if read is not None:
                 self._peeked[led, read.found.first_offset] = read
                 there += len(read.data)
-                if there >= wanted or read.found.first_offset < rules.end_offset:
+                is_full = read.found.next_offset < _readable(led).offset
+                if there >= wanted or is_full or read.found.first_offset < rules.end_offset:
                     return True
         return False
 
@@ -243,6 +255,9 @@ class ShareFetching:
                     return
                 if self._paying:
                     continue
+                if self._goes_on and loop.time() < deadline:
+                    await asyncio.sleep(0)  # others have their turns
+                    continue
                 if self._is_late:
                     return
                 await self._news(deadline)
@@ -254,6 +269,8 @@ class ShareFetching:
             try:
                 return self.collect()
             except Cold as cold:
+                # What was read before it came to that is not read again.
+                self._cold |= self._peeked
                 try:
                     self._cold[cold.place] = await self._node.in_thread(cold.read)
                 except ApiError as error:
@@ -261,6 +278,7 @@ class ShareFetching:
 
     async def _news(self, deadline: float) -> None:
         loop = asyncio.get_running_loop()
+        self._cold.clear()  # there may be more by then
         self._watch()
         self._woken = loop.create_future()
         timer = loop.call_at(deadline, self._time_over)
@@ -299,3 +317,7 @@ class ShareFetching:
                 error = portion.led.error or ApiError(ErrorCode.not_leader_or_follower)
                 self.portions[place] = Portion([], (), error)
         return self.portions
+
+
+def _readable(led: LedSharePartition) -> LogPosition:
+    return led.partition.last_stable if led.config.share_reads_committed else led.partition.high

@@ -136,6 +136,7 @@ class LedSharePartition:
             self.partition.watch(self)
             self.changed()
             self.wake()
+            self._shares.rest(self)
 
     async def _first_offset(self) -> int:
         """Raises ApiError while the new leader does not know what is committed."""
@@ -159,9 +160,7 @@ class LedSharePartition:
         check_order(batches, may_renew=may_renew)
         rules = self.current()
         is_written = rules.acknowledge(member, batches, now_ms=monotonic_ms(), chance=random.random())
-        stored = self.stored() if is_written else None
-        self.changed()
-        return stored
+        return self._changed_by_member(is_written=is_written)
 
     def release(self, member: str, *, with_delay: bool) -> asyncio.Future[None] | None:
         if self.rules is None or self.error is not None:
@@ -170,8 +169,13 @@ class LedSharePartition:
         is_written = rules.release(
             member, now_ms=monotonic_ms(), chance=random.random(), with_delay=with_delay
         )
+        return self._changed_by_member(is_written=is_written)
+
+    def _changed_by_member(self, *, is_written: bool) -> asyncio.Future[None] | None:
         stored = self.stored() if is_written else None
         self.changed()
+        if stored is None:
+            self.wake()  # there may be room for more; what is written makes it later
         return stored
 
     def stored(self) -> asyncio.Future[None]:

@@ -54,13 +54,9 @@ def examine(
         starts.append(position)
         after = base + delta + 1
         ends.append(after)
-        is_left_out = (
-            not count
-            or attributes & CONTROL
-            or (skips is not None and skips.has(base, attributes, producer_id))
-        )
-        if skips is not None and attributes & CONTROL:
-            skips.ended(producer_id)
+        is_left_out = not count or attributes & CONTROL
+        if skips is not None and skips.has(base, attributes, producer_id):
+            is_left_out = True
         behind = position + length + LENGTH_OVERHEAD_BYTES
         if not is_left_out:
             if count <= delta and look_inside is not None:
@@ -98,18 +94,17 @@ class _Aborted:
         self._open: set[int] = set()
 
     def has(self, base_offset: int, attributes: int, producer_id: int) -> bool:
+        """To be asked of every batch in turn: a marker may be all that is left, or read, of its transaction."""
         while self._coming and self._coming[-1][1] <= base_offset:
             self._open.add(self._coming.pop()[0])
+        if attributes & CONTROL:
+            self._open.discard(producer_id)
         return bool(attributes & TRANSACTIONAL) and producer_id in self._open
-
-    def ended(self, producer_id: int) -> None:
-        self._open.discard(producer_id)
 
 
 def pieces_for(read: Read, acquired: Sequence[Acquired]) -> list[BytesLike]:
     """The batches that hold acquired records, and no others."""
     ends, starts = read.found.ends, read.starts
-    view: memoryview | None = None
     pieces: list[tuple[int, int]] = []
     for first_offset, last_offset, _ in acquired:
         first = bisect_left(ends, first_offset + 1)

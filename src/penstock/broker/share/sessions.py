@@ -26,11 +26,12 @@ Place = tuple[bytes, int]
 
 
 class ShareSession:
-    __slots__ = ("connection", "epoch", "group", "member", "places")
+    __slots__ = ("connection", "epoch", "group", "is_open", "member", "places")
 
     def __init__(self, group: str, member: str, connection: Connection | None) -> None:
         self.group, self.member = group, member
         self.connection = connection
+        self.is_open = True
         self.epoch = 1
         self.places: dict[Place, None] = {}
 
@@ -108,6 +109,7 @@ class ShareSessions:
         if self._sessions.get(key) is not session:
             return
         del self._sessions[key]
+        session.is_open = False
         self._by_group[session.group] -= 1
         if not self._by_group[session.group]:
             del self._by_group[session.group]

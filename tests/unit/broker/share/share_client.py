@@ -162,8 +162,8 @@ async def set_group(node: Node, group: str = GROUP, **configs: str) -> None:
     assert result.error is ErrorCode.none, result
 
 
-async def publish(node: Node, count: int, *, topic: str = "t", batches: int = 1) -> None:
-    partition = node.partitions.find(topic, 0)
+async def publish(node: Node, count: int, *, topic: str = "t", index: int = 0, batches: int = 1) -> None:
+    partition = node.partitions.find(topic, index)
     for _ in range(batches):
         first = partition.log.end_offset
         records = [Record(at, 1000 + at, None, b"v%d" % (first + at)) for at in range(count)]
@@ -171,6 +171,6 @@ async def publish(node: Node, count: int, *, topic: str = "t", batches: int = 1)
     await partition.committed(partition.log.end_offset - 1)
 
 
-async def stored(node: Node, *, group: str = GROUP, topic: str = "t") -> Any:
-    found = node.partitions.find(topic, 0)
-    return await node.share_state.persister.read(group, found.topic_id, 0, found.leader_epoch)
+async def stored(node: Node, *, group: str = GROUP, topic: str = "t", index: int = 0) -> Any:
+    found = node.partitions.find(topic, index)
+    return await node.share_state.persister.read(group, found.topic_id, index, found.leader_epoch)

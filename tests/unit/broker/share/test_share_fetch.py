@@ -300,6 +300,14 @@ async def test_min_bytes_are_waited_for(node: Node) -> None:
     assert len((await waiting).acquired) >= 2
 
 
+async def test_min_bytes_are_not_waited_for_by_who_cannot_have_more(node: Node) -> None:
+    await share_topic(node)
+    await publish(node, 100, batches=30)
+    member = await Member.join(node)
+    fetch = member.fetch(records=10, share_acquire_mode=1, min_bytes=30_000, wait_ms=1000 * _LONG_MS)
+    assert len((await asyncio.wait_for(fetch, timeout=_LONG_MS / 1000)).acquired) == 10
+
+
 async def test_whoever_waits_is_told_that_the_topic_is_gone(node: Node) -> None:
     await share_topic(node)
     waiting = await _waiting(node, await Member.join(node))

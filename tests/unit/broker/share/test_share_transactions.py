@@ -8,6 +8,7 @@ from tests.unit.broker.raw_client import running
 from tests.unit.broker.share.share_client import ACCEPT, GROUP, Member, set_group, share_topic, stored
 
 from penstock.broker.node import Node
+from penstock.broker.share.reading import examine
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import TRANSACTIONAL, EndMarker, Record, encode_batch
 
@@ -94,3 +95,31 @@ async def test_a_marker_at_the_end_keeps_nobody_waiting(node: Node) -> None:
     await member.fetch()
     await _write(node, -1, 1)
     assert (await member.fetch(wait_ms=_LONG_MS)).acquired == [(2, 1)]
+
+
+async def test_a_read_that_begins_with_an_abort_marker_takes_nothing_from_the_next_transaction(
+    node: Node,
+) -> None:
+    """The records before it may have filled the read before, or a segment."""
+    await _write(node, 7, 1)  # 0, aborted
+    await _end(node, 7, commit=False)  # 1
+    await _write(node, 7, 2, sequence=1)  # 2-3, committed
+    await _end(node, 7, commit=True)  # 4
+    partition = node.partitions.find("t", 0)
+    log, upto = partition.log, partition.last_stable
+    for offset in (0, 1):
+        piece = log.read(offset, 1 << 20, upto)
+        aborted = log.aborted_in(offset, piece.next_offset)
+        assert aborted == ((7, 0),)
+        assert examine(offset, piece, aborted).found.spans == [(2, 4)]
+
+
+async def test_what_is_not_handed_out_does_not_keep_what_follows_waiting(node: Node) -> None:
+    """However much it is: one fetch reads on until it finds something."""
+    await set_group(node, GROUP, **_COMMITTED)
+    for sequence in range(5):
+        await _write(node, 7, 1, sequence=sequence)
+    await _end(node, 7, commit=False)
+    await _write(node, -1, 1)
+    member = await Member.join(node)
+    assert (await member.fetch(max_bytes=1, wait_ms=_LONG_MS)).acquired == [(6, 1)]
