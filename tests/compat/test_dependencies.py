@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.brokers import BrokerProcess
 from tests.clusters import ClusterProcesses
 from tests.compat import ailing
 from tests.waiting import eventually
 
 from penstock.cli.cluster_requests import Quorum, brokers, quorum
+from penstock.cli.wire import ask
+from penstock.protocol.schemas import schema_class
 
 HOUR_S = 3600
 
@@ -62,7 +65,10 @@ def publish(bootstrap: str, topic: str, *values: str, timeout_s: float = 20) -> 
 
 
 def read(bootstrap: str, topic: str, count: int) -> list[str]:
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "none", "log_level": 0})
+    # No commit when it closes, which would look for a coordinator for as long as there is none.
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "none", "enable.auto.commit": False, "log_level": 0}
+    )
     consumer.assign([TopicPartition(topic, 0, 0)])
     found: list[str] = []
 
@@ -73,6 +79,14 @@ def read(bootstrap: str, topic: str, count: int) -> list[str]:
     eventually(arrived, what=f"{count} records")
     consumer.close()
     return found
+
+
+def find_coordinator(node: BrokerProcess) -> str:
+    request = schema_class("find_coordinator.v4.request:FindCoordinatorRequest")(
+        key_type=0, coordinator_keys=("a group",)
+    )
+    (found,) = ask(node.direct_address, request, timeout_s=10).coordinators
+    return str(found.error_code.name)
 
 
 def in_sync(admin: AdminClient, topic: str) -> set[int]:
@@ -101,6 +115,8 @@ def test_without_a_quorum_leaders_go_on_and_changes_are_refused(
     # Open: what node 3 leads needs nobody's leave.
     assert publish(last, "here", "during") == []
     assert read(last, "here", 2) == ["before", "during"]
+    # Who asks for a coordinator that nobody can make is told so, and what it sends next is not held up.
+    assert find_coordinator(cluster.nodes[3]) == "coordinator_not_available"
     # Closed: nothing is decided without a majority, neither a topic nor another leader.
     alone = AdminClient({"bootstrap.servers": last, "log_level": 0})
     [new] = alone.create_topics([NewTopic("new", 1, 1)], operation_timeout=5, request_timeout=15).values()

@@ -7,6 +7,7 @@ asked. The topic is made when the first of its kind is looked for.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -28,6 +29,8 @@ _TRANSACTION: Final = 1
 _SHARE: Final = 2
 _MANY_KEYS_FROM: Final = 4
 _SHARE_FROM: Final = 6
+#: What was sent after this request waits for its answer, so it does not wait for a quorum to come back.
+_CREATION_WAIT_S: Final = 2.0
 
 
 class _Found(NamedTuple):
@@ -64,9 +67,10 @@ async def _handle_first(
     ctx: RequestContext, request: Any, coordinator: ShardedCoordinator[Any], key_type: int
 ) -> Any:
     try:
-        await coordinator.ensure_topic()
-    except ApiError as error:
-        failed = _Found(ErrorCode.coordinator_not_available, error.message)
+        await asyncio.wait_for(coordinator.ensure_topic(), _CREATION_WAIT_S)
+    except (ApiError, TimeoutError) as error:
+        why = error.message if isinstance(error, ApiError) else f"{coordinator.topic.name} is being made"
+        failed = _Found(ErrorCode.coordinator_not_available, why)
         return _response(ctx, [(key, failed) for key in _keys(ctx, request)])
     return _respond(ctx, request, coordinator, key_type)
 
