@@ -19,6 +19,10 @@ CRC_AT: Final = 17
 #: The checksum covers everything from the attributes on; offset and epoch are the broker's to stamp.
 CRC_FROM: Final = 21
 
+_ATTRIBUTES: Final = struct.Struct(">h")
+_PRODUCER: Final = struct.Struct(">qhi")  # id, epoch, base sequence
+_PRODUCER_AT: Final = 43
+
 CODEC_MASK: Final = 0x07
 LOG_APPEND_TIME: Final = 0x08
 TRANSACTIONAL: Final = 0x10
@@ -170,6 +174,22 @@ def restamp(batch: bytearray | memoryview, *, attributes: int, max_timestamp: in
     """Rewrite header fields that the checksum covers (LogAppendTime), and the checksum with them."""
     struct.pack_into(">h", batch, 21, attributes)
     struct.pack_into(">q", batch, 35, max_timestamp)
+    struct.pack_into(">I", batch, CRC_AT, checksum(batch))
+
+
+def stamp_producer(
+    batch: bytearray | memoryview,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    is_transactional: bool,
+) -> None:
+    """Write who sends an encoded batch and as which of its batches, and the checksum with it."""
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, CRC_FROM)
+    attributes = attributes | TRANSACTIONAL if is_transactional else attributes & ~TRANSACTIONAL
+    _ATTRIBUTES.pack_into(batch, CRC_FROM, attributes)
+    _PRODUCER.pack_into(batch, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
     struct.pack_into(">I", batch, CRC_AT, checksum(batch))
 
 

@@ -1,0 +1,382 @@
+"""A cluster as one partner: finds who is in charge, asks there, and asks again elsewhere while that changes."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
+from functools import partial
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from penstock.client.connection import Connection
+from penstock.client.errors import Refused, TopicChanged, Unavailable, check, refusal
+from penstock.client.metadata import (
+    NO_LEADER,
+    MetadataView,
+    Node,
+    PartitionInfo,
+    TopicInfo,
+    metadata_request,
+    metadata_view,
+)
+from penstock.client.remedies import REMEDIES, UNKNOWN_TOPIC, UNKNOWN_TOPIC_MS_MAX, Remedy
+from penstock.client.retrying import Backoff, Deadline, attempts
+from penstock.client.settings import ConnectionSettings
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.schemas import schema_class
+
+Answer = TypeVar("Answer")
+#: Asks one broker, once. Raises Refused or Unavailable.
+Ask = Callable[[Connection], Answer]
+
+_FIND_COORDINATOR: Final = 10
+_MANY_KEYS_FROM: Final = 4
+#: Everyone knows the answer, so whoever is slow is left for the next.
+_METADATA_TIMEOUT_MS: Final = 10_000
+#: A node that must be connected to first comes before one that is there already in one case of eight.
+_STRANGENESS: Final = 0.5
+
+
+class Coordinates(IntEnum):
+    """Kinds of coordinators, numbered as on the wire."""
+
+    GROUP = 0
+    TRANSACTION = 1
+
+
+class Cluster:
+    """For one thread. After a fork the child makes connections of its own."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        *,
+        backoff: Backoff | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        self.settings = settings
+        self.backoff = backoff or Backoff()
+        self.chance = chance or random.Random()
+        self._owner = os.getpid()
+        self._connections: dict[int, Connection] = {}
+        self._nodes: dict[int, Node] = {}
+        self._topics: dict[str, tuple[TopicInfo, Deadline]] = {}
+        self._coordinators: dict[tuple[Coordinates, str], int] = {}
+        self._controller_id = NO_LEADER
+        self._cluster_id: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Cluster {self._cluster_id or self.settings.bootstrap}, nodes {sorted(self._nodes)}>"
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            connection.close()
+
+    # What it looks like
+
+    @property
+    def cluster_id(self) -> str | None:
+        if self._cluster_id is None:
+            self._refresh(())
+        return self._cluster_id
+
+    def nodes(self) -> dict[int, Node]:
+        """As they are now. Raises Unavailable."""
+        self._insist(lambda: None, lambda _: self._refresh(()), "the cluster")
+        return dict(self._nodes)
+
+    def topics(self, wanted: Iterable[str] | re.Pattern[str] | None = None) -> dict[str, TopicInfo]:
+        """As they are now: these, those whose whole name matches, or all. A topic that does not exist is left out.
+
+        Internal topics are given only to who names them or asks for all. Raises Unavailable, Refused.
+        """
+        names = None if wanted is None or isinstance(wanted, re.Pattern) else tuple(wanted)
+        if names == ():
+            return {}
+        view = self._insist(lambda: None, lambda _: self._refresh(names), "the cluster")
+        if isinstance(wanted, re.Pattern):
+            return {
+                name: topic
+                for name, topic in view.topics.items()
+                if not topic.is_internal and wanted.fullmatch(name)
+            }
+        return view.topics
+
+    def learn_topics(self, names: Iterable[str]) -> None:
+        """See that these are known lately, with one request for all that are not. Raises Unavailable, Refused."""
+        stale = tuple(sorted(name for name in names if self._recent(name) is None))
+        if stale:
+            self._refresh(stale)
+
+    def _recent(self, name: str) -> TopicInfo | None:
+        found, age = self._topics.get(name, (None, None))
+        return None if age is None or age.is_over else found
+
+    def topic(self, name: str, topic_id: UUID | None = None) -> TopicInfo:
+        """As it was lately. Raises TopicChanged where it has another id, Refused where it does not exist."""
+        found = self._recent(name) or self._refresh((name,)).topics.get(name)
+        if found is None:
+            raise refusal(ErrorCode.unknown_topic_or_partition, f"topic {name}")
+        if topic_id is not None and found.id is not None and found.id != topic_id:
+            raise TopicChanged(
+                f"topic {name} was deleted and created anew: its id is {found.id}, not {topic_id}"
+            )
+        return found
+
+    def await_topic(self, name: str, topic_id: UUID | None = None) -> TopicInfo:
+        """The same, for a topic that may have been made a moment ago. Raises Unavailable too."""
+        return self._insist(
+            lambda: None,
+            lambda _: self.topic(name, topic_id),
+            f"topic {name}",
+            forget=lambda: self.forget_topic(name),
+        )
+
+    def leader(self, topic: str, partition: int, topic_id: UUID | None = None) -> PartitionInfo:
+        """Who leads, as far as is known. Raises Refused where nobody does, TopicChanged as `topic` does."""
+        info = self.topic(topic, topic_id).partition(partition)
+        if info is None:
+            raise refusal(ErrorCode.unknown_topic_or_partition, f"{topic}[{partition}]")
+        if info.leader_id == NO_LEADER or info.leader_id not in self._nodes:
+            raise refusal(ErrorCode.leader_not_available, f"{topic}[{partition}]")
+        return info
+
+    def forget_topic(self, topic: str) -> None:
+        """What is known of it is out of date."""
+        self._topics.pop(topic, None)
+
+    # Asking who is in charge
+
+    def call_leader(
+        self,
+        topic: str,
+        partition: int,
+        ask: Ask[Answer],
+        *,
+        topic_id: UUID | None = None,
+        deadline: Deadline | None = None,
+    ) -> Answer:
+        """Raises Unavailable, TopicChanged (of `topic_id`), and what `ask` raises unless it passes."""
+        return self._insist(
+            lambda: self.connection(self.leader(topic, partition, topic_id).leader_id),
+            ask,
+            f"the leader of {topic}[{partition}]",
+            forget=lambda: self.forget_topic(topic),
+            deadline=deadline,
+        )
+
+    def call_coordinator(
+        self, kind: Coordinates, key: str, ask: Ask[Answer], *, deadline: Deadline | None = None
+    ) -> Answer:
+        """Of a group or a transactional id. Raises Unavailable, and what `ask` raises unless it passes."""
+        return self._insist(
+            lambda: self.connection(self._coordinator(kind, key)),
+            ask,
+            f"the coordinator of {key}",
+            forget=lambda: self._coordinators.pop((kind, key), None),
+            deadline=deadline,
+        )
+
+    def coordinator_id(self, kind: Coordinates, key: str) -> int:
+        """The node that coordinates. Raises Unavailable."""
+        return self._insist(lambda: None, lambda _: self._coordinator(kind, key), f"the coordinator of {key}")
+
+    def call_controller(self, ask: Ask[Answer], *, deadline: Deadline | None = None) -> Answer:
+        """Raises Unavailable, and what `ask` raises unless it passes."""
+        return self._insist(
+            self._controller, ask, "the controller", forget=self._forget_controller, deadline=deadline
+        )
+
+    def call_any(self, ask: Ask[Answer], *, deadline: Deadline | None = None) -> Answer:
+        """Whoever is there. Raises Unavailable, and what `ask` raises unless it passes."""
+        return self._insist(self._anyone, ask, "the cluster", deadline=deadline)
+
+    def call_node(self, node_id: int, ask: Ask[Answer], *, deadline: Deadline | None = None) -> Answer:
+        """This node and no other. Raises Unavailable, and what `ask` raises unless it passes."""
+        return self._insist(lambda: self.connection(node_id), ask, f"node {node_id}", deadline=deadline)
+
+    def attempts(self, deadline: Deadline) -> Iterator[int]:
+        return attempts(deadline, self.backoff, self.chance)
+
+    def _insist(
+        self,
+        find: Callable[[], Any],
+        ask: Callable[[Any], Answer],
+        whom: str,
+        *,
+        forget: Callable[[], object] = lambda: None,
+        deadline: Deadline | None = None,
+    ) -> Answer:
+        deadline = deadline or Deadline(self.settings.retry_deadline_ms)
+        unknown = Deadline(UNKNOWN_TOPIC_MS_MAX)
+        trouble: Exception | None = None
+        for _ in self.attempts(deadline):
+            try:
+                return ask(find())
+            except Unavailable as error:
+                trouble = error
+                forget()
+            except TopicChanged as error:
+                # One broker may be behind the others; what they all say is true.
+                if unknown.is_over:
+                    raise
+                trouble = error
+                forget()
+            except Refused as error:
+                if error.code not in REMEDIES or (error.code in UNKNOWN_TOPIC and unknown.is_over):
+                    raise
+                trouble = error
+                if REMEDIES[error.code] is Remedy.LOOK_AROUND:
+                    forget()
+        if isinstance(trouble, TopicChanged):
+            raise trouble
+        raise Unavailable(f"{whom} could not be had within {deadline.timeout_ms / 1000:g} s: {trouble}")
+
+    # Connections
+
+    def connection(self, node_id: int) -> Connection:
+        """Shared by all who use this cluster. Raises Unavailable."""
+        self._leave_to_parent()
+        known = self._connections.get(node_id)
+        if known is not None and known.is_usable:
+            return known
+        if known is not None:
+            known.close()
+        self._connections[node_id] = made = self.connect(node_id)
+        return made
+
+    def connect(self, node_id: int) -> Connection:
+        """One of one's own. Raises Unavailable."""
+        node = self._nodes.get(node_id)
+        if node is None:
+            raise Unavailable(f"node {node_id} is nowhere to be found")
+        return Connection(node.address, self.settings)
+
+    def _leave_to_parent(self) -> None:
+        """Connections that were made before a fork are the parent's: closing our copies leaves them to it."""
+        if self._owner != os.getpid():
+            self.close()
+            self._owner = os.getpid()
+
+    def _anyone(self) -> Connection:
+        """Raises Unavailable."""
+        if not self._nodes:
+            self._refresh(())
+        troubles = []
+        for node_id in self._by_chance():
+            try:
+                return self.connection(node_id)
+            except Unavailable as error:
+                troubles.append(str(error))
+        # They may all have moved: begin anew where one begins.
+        self._nodes = {}
+        raise Unavailable(f"no broker can be reached: {'; '.join(troubles)}")
+
+    def _by_chance(self) -> list[int]:
+        """Nodes, those with a connection before others as a rule, so that one that is cut off is not asked for ever."""
+
+        def order(node_id: int) -> float:
+            return self.chance.random() + (0 if node_id in self._connections else _STRANGENESS)
+
+        return sorted(self._nodes, key=order)
+
+    # Finding who is in charge
+
+    def _refresh(self, names: tuple[str, ...] | None) -> MetadataView:
+        """Ask around until somebody tells. Raises Unavailable, Refused."""
+        troubles: list[str] = []
+        for connect in self._sources():
+            try:
+                asked = connect()
+                view = self._ask_metadata(asked, names)
+            except Unavailable as error:
+                troubles.append(str(error))
+            else:
+                self._learn(view, asked, names)
+                return view
+        raise Unavailable(f"no broker tells what the cluster looks like: {'; '.join(troubles)}")
+
+    def _sources(self) -> Iterator[Callable[[], Connection]]:
+        """Ways to somebody who may know: the nodes, then where one begins."""
+        self._leave_to_parent()
+        for node_id in self._by_chance():
+            yield partial(self.connection, node_id)
+        addresses = list(self.settings.bootstrap)
+        self.chance.shuffle(addresses)
+        for address in addresses:
+            yield partial(Connection, address, self.settings)
+
+    def _ask_metadata(self, asked: Connection, names: tuple[str, ...] | None) -> MetadataView:
+        timeout_ms = min(self.settings.request_timeout_ms, _METADATA_TIMEOUT_MS)
+        view = metadata_view(asked.call(metadata_request(names), timeout_ms=timeout_ms))
+        if not view.nodes:
+            raise Unavailable(f"{asked.peer} knows no brokers")
+        return view
+
+    def _learn(self, view: MetadataView, told_by: Connection, names: tuple[str, ...] | None) -> None:
+        self._nodes = view.nodes
+        self._controller_id = view.controller_id
+        self._cluster_id = view.cluster_id
+        self._adopt(told_by)
+        for name in names or ():
+            self._topics.pop(name, None)
+        for name, topic in view.topics.items():
+            self._topics[name] = (topic, Deadline(self.settings.metadata_age_ms_max))
+        for node_id in self._connections.keys() - view.nodes.keys():
+            self._connections.pop(node_id).close()
+
+    def _adopt(self, connection: Connection) -> None:
+        """Where to begin is often a node by its own address; else its connection has done its work."""
+        if connection in self._connections.values():
+            return
+        for node in self._nodes.values():
+            if node.address == connection.address and node.id not in self._connections:
+                self._connections[node.id] = connection
+                return
+        connection.close()
+
+    def _controller(self) -> Connection:
+        if self._controller_id not in self._nodes:
+            self._refresh(())
+        if self._controller_id not in self._nodes:
+            return self._anyone()
+        return self.connection(self._controller_id)
+
+    def _forget_controller(self) -> None:
+        self._controller_id = NO_LEADER
+
+    def _coordinator(self, kind: Coordinates, key: str) -> int:
+        """Raises Refused, Unavailable."""
+        known = self._coordinators.get((kind, key))
+        if known is not None and known in self._nodes:
+            return known
+        node = _find_coordinator(self._anyone(), kind, key)
+        self._nodes.setdefault(node.id, node)
+        self._coordinators[kind, key] = node.id
+        return node.id
+
+
+def _find_coordinator(connection: Connection, kind: Coordinates, key: str) -> Node:
+    version = connection.version(_FIND_COORDINATOR, _MANY_KEYS_FROM)
+    if version >= _MANY_KEYS_FROM:
+        request = schema_class("find_coordinator.v4.request:FindCoordinatorRequest")(
+            key_type=int(kind), coordinator_keys=(key,)
+        )
+        (found,) = connection.call(request).coordinators
+    else:
+        request = schema_class("find_coordinator.v3.request:FindCoordinatorRequest")(
+            key=key, key_type=int(kind)
+        )
+        found = connection.call(request)
+    check(found.error_code, f"the coordinator of {key}", getattr(found, "error_message", None))
+    return Node(id=int(found.node_id), host=str(found.host), port=int(found.port))

@@ -1,0 +1,129 @@
+"""What a cluster looks like from outside: its nodes, its topics, and who leads each partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+from uuid import UUID
+
+from penstock.client.errors import check
+from penstock.client.settings import Address
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.schemas import schema_class
+
+#: Topic and partition.
+Place = tuple[str, int]
+NO_LEADER: Final = -1
+NO_EPOCH: Final = -1
+_NO_ID: Final = UUID(int=0)
+#: What a broker says of a topic that is not there, or not yet.
+_ABSENT: Final = frozenset(
+    {
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.leader_not_available,
+    }
+)
+
+
+class Isolation(IntEnum):
+    """Numbered as on the wire."""
+
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+    @property
+    def address(self) -> Address:
+        return self.host, self.port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionInfo:
+    index: int
+    leader_id: int  # NO_LEADER where there is none at present
+    leader_epoch: int
+    replicas: tuple[int, ...] = ()
+    in_sync: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicInfo:
+    name: str
+    id: UUID | None  # None where brokers know no ids
+    partitions: tuple[PartitionInfo, ...]
+    is_internal: bool = False
+
+    def partition(self, index: int) -> PartitionInfo | None:
+        return self.partitions[index] if 0 <= index < len(self.partitions) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataView:
+    """One broker's word."""
+
+    cluster_id: str | None
+    controller_id: int
+    nodes: dict[int, Node]
+    topics: dict[str, TopicInfo]
+
+
+def metadata_request(names: Iterable[str] | None) -> Any:
+    """Of these topics, or of all; never makes a topic by asking for it."""
+    module = "metadata.v12.request"
+    topics = None
+    if names is not None:
+        topic = schema_class(f"{module}:MetadataRequestTopic")
+        topics = tuple(topic(topic_id=None, name=name) for name in names)
+    return schema_class(f"{module}:MetadataRequest")(
+        topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=False
+    )
+
+
+def metadata_view(response: Any) -> MetadataView:
+    """Raises Refused when a topic may not be looked at."""
+    nodes = [
+        Node(id=int(each.node_id), host=str(each.host), port=int(each.port), rack=getattr(each, "rack", None))
+        for each in response.brokers
+    ]
+    topics = [_topic(each) for each in response.topics if each.error_code not in _ABSENT]
+    return MetadataView(
+        cluster_id=getattr(response, "cluster_id", None),
+        controller_id=int(getattr(response, "controller_id", NO_LEADER)),
+        nodes={node.id: node for node in nodes},
+        topics={topic.name: topic for topic in topics},
+    )
+
+
+def _topic(told: Any) -> TopicInfo:
+    check(told.error_code, f"topic {told.name}")
+    topic_id = getattr(told, "topic_id", None)
+    return TopicInfo(
+        name=str(told.name),
+        id=topic_id if topic_id not in (None, _NO_ID) else None,
+        partitions=tuple(_partition(each) for each in sorted(told.partitions, key=_index)),
+        is_internal=bool(getattr(told, "is_internal", False)),
+    )
+
+
+def _index(told: Any) -> int:
+    return int(told.partition_index)
+
+
+def _partition(told: Any) -> PartitionInfo:
+    return PartitionInfo(
+        index=int(told.partition_index),
+        leader_id=int(told.leader_id),
+        leader_epoch=int(getattr(told, "leader_epoch", NO_EPOCH)),
+        replicas=tuple(map(int, told.replica_nodes)),
+        in_sync=tuple(map(int, told.isr_nodes)),
+    )

@@ -1,0 +1,74 @@
+"""What the tests of the raw client share: settings, batches, and reading a partition to its end."""
+
+import time
+
+from tests.waiting import eventually
+
+from penstock.client.batches import batches, visible
+from penstock.client.cluster import Cluster
+from penstock.client.fetching import Fetched, PartitionReader
+from penstock.client.metadata import Isolation
+from penstock.client.positions import LATEST, list_offsets
+from penstock.client.settings import ConnectionSettings
+from penstock.protocol.compression import Codec
+from penstock.protocol.records import Record, decode_records, encode_batch
+
+BYTES_MAX = 64 << 20
+
+
+def settings(bootstrap: str, **more: str) -> ConnectionSettings:
+    return ConnectionSettings.parse({"bootstrap.servers": bootstrap, **more})
+
+
+def batch(*values: bytes, codec: Codec = Codec.NONE, timestamp: int | None = None) -> bytearray:
+    at = int(time.time() * 1000) if timestamp is None else timestamp
+    return encode_batch([Record(i, at, None, value) for i, value in enumerate(values)], codec=codec)
+
+
+def records(fetched: Fetched, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> list[Record]:
+    """From the offset that was asked for on."""
+    aborted = fetched.aborted if isolation is Isolation.READ_COMMITTED else None
+    return [
+        record
+        for view in visible(batches(fetched.data), aborted)
+        for record in decode_records(view.data, BYTES_MAX)
+        if record.offset >= fetched.offset
+    ]
+
+
+def read(
+    cluster: Cluster,
+    topic: str,
+    partition: int = 0,
+    *,
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    bytes_max: int | None = None,
+) -> list[Record]:
+    """All there is now."""
+    topic_id = cluster.await_topic(topic).id
+    reader = PartitionReader(cluster, topic, topic_id, partition, isolation=isolation, bytes_max=bytes_max)
+    end = list_offsets(cluster, {(topic, partition): LATEST}, isolation=isolation)[topic, partition]
+    assert end is not None
+    found: list[Record] = []
+    position = 0
+    while position < end.offset:
+        fetched = reader.fetch(position, wait_ms=500)
+        found += records(fetched, isolation)
+        position = fetched.next_offset
+    return found
+
+
+def read_committed(cluster: Cluster, topic: str, partition: int = 0) -> list[bytes]:
+    """The values, when no transaction is open any more: an end is decided before its markers are written."""
+    place = (topic, partition)
+
+    def is_settled() -> bool:
+        ends = [list_offsets(cluster, {place: LATEST}, isolation=isolation)[place] for isolation in Isolation]
+        return ends[0] == ends[1]
+
+    eventually(is_settled, what="the end of all transactions")
+    return values(read(cluster, topic, partition, isolation=Isolation.READ_COMMITTED))
+
+
+def values(found: list[Record]) -> list[bytes]:
+    return [record.value or b"" for record in found]
