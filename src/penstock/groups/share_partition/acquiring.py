@@ -21,10 +21,12 @@ from penstock.groups.share_partition.states import (
     RUNS,
     code_table,
 )
-from penstock.groups.share_partition.vectors import YES, Bytes, blend, both, mask_table, only
+from penstock.groups.share_partition.vectors import NO, YES, Bytes, at_least, blend, both, mask_table, only
 
 _AVAILABLE: Final = re.compile(rb"\x00+")
 _EITHER: Final = re.compile(rb"[\x00\x06]+")
+#: Below that every delivery but the first would be the last one.
+_LIMIT_WITH_LAST_TIMES: Final = 3
 
 
 class _Kind(NamedTuple):
@@ -66,7 +68,7 @@ def acquire(
     if not core.members.has_room_for(member):
         return []
     kind = _ONLY_PAID if policy.is_at_most_once else _ANY
-    hand_out = _HandOut(core, member, now_ms + policy.lock_ms, kind)
+    hand_out = _HandOut(core, member, kind, policy, now_ms)
     left = appetite.records_max
     for first, end in _in_reach(core, found):
         if left <= 0:
@@ -178,11 +180,14 @@ def _place_after(mask: bytearray, count: int) -> int:
 class _HandOut:
     """One member gets records, with one lock time."""
 
-    def __init__(self, core: Core, member: str, until_ms: int, kind: _Kind) -> None:
+    def __init__(self, core: Core, member: str, kind: _Kind, policy: Policy, now_ms: int) -> None:
         self._kind = kind
         self._core = core
         self._member = member
-        self._until_ms = until_ms
+        self._until_ms = now_ms + policy.lock_ms
+        limit = policy.delivery_limit
+        self._is_last_time = at_least(limit - 1) if limit >= _LIMIT_WITH_LAST_TIMES else None
+        self._has_last_time = False
         self.acquired: list[Acquired] = []
 
     def again(self, first: int, end: int, left: int) -> int:
@@ -190,6 +195,9 @@ class _HandOut:
         window = self._core.window
         low, high = window.clip(first, end)
         mask = window.states[low:high].translate(self._kind.is_ready)
+        if self._is_last_time is not None:
+            last_times = window.counts[low:high].translate(self._is_last_time)
+            mask = self._one_at_a_time(mask, last_times) if YES in last_times else mask
         taken = mask.count(YES)
         if taken > left:
             del mask[_place_after(mask, left) :]
@@ -198,6 +206,14 @@ class _HandOut:
             at = mask.find(YES)
             self._take_marked(low + at, mask[at : mask.rfind(YES) + 1], taken)
         return taken
+
+    def _one_at_a_time(self, ready: bytearray, last_times: bytearray) -> bytearray:
+        """Of those with one delivery left only the first: who dies of it takes no others to their end with it."""
+        held_back = bytearray(both(ready, last_times))
+        at = held_back.find(YES)
+        if at >= 0 and not self._has_last_time:
+            self._has_last_time, held_back[at] = True, NO
+        return bytearray(blend(ready, bytes(len(ready)), held_back))
 
     def _take_marked(self, low: int, mask: bytearray, taken: int) -> None:
         core, window, high = self._core, self._core.window, low + len(mask)
@@ -237,7 +253,7 @@ class _HandOut:
         core, window = self._core, self._core.window
         before, counts = window.states[low:high], window.counts[low:high]
         number = core.members.take(self._member, count)
-        window.states[low:high] = before.translate(self._kind.hand_out)
+        window.states[low:high] = blend(before, before.translate(self._kind.hand_out), mask)
         is_available = mask if not paid else both(mask, before.translate(only(AVAILABLE)))
         window.counts[low:high] = blend(counts, counts.translate(ONE_MORE_DELIVERY), is_available)
         window.owners[low:high] = blend(window.owners[low:high], bytes((number,)) * (high - low), mask)

@@ -187,3 +187,28 @@ async def test_at_most_once_what_is_given_back_makes_room(node: Node) -> None:
     await one.acknowledge((0, 99, [RELEASE]))
     answer = await asyncio.wait_for(waiting, timeout=_LONG_MS / 1000)
     assert [offset for offset, _ in answer.acquired] == [100, 101, 102, 103, 104]
+
+
+# -- records of which members die ------------------------------------------------------------------------
+
+
+async def test_who_dies_of_a_record_takes_no_others_with_it(node: Node) -> None:
+    await share_topic(node, share_delivery_count_limit="3", errors_deadletterqueue_topic_name="")
+    await publish(node, 4)
+    done: set[int] = set()
+    for _ in range(20):
+        member = await Member.join(node)
+        got = [offset for offset, _ in (await member.fetch(wait_ms=_LONG_MS)).acquired]
+        if 1 in got:
+            await member.vanish()  # before it has said anything of the others
+            await until(lambda: not len(node.share.sessions))
+            continue
+        for offset in got:
+            await member.acknowledge((offset, offset, [ACCEPT]))
+        done |= set(got)
+        await member.vanish()
+        await until(lambda: not len(node.share.sessions))
+        if len(done) == 3:
+            break
+    assert done == {0, 2, 3}
+    assert node.share.counters_of(GROUP).limited == 1

@@ -81,7 +81,7 @@ class Naive:
     ) -> list[tuple[int, int]]:
         """The offsets handed out, each with its delivery count; or only paid for."""
         handed: list[tuple[int, int]] = []
-        left, limit_at = appetite.records_max, None
+        left, limit_at, has_last_time = appetite.records_max, None, False
         for offset in range(found.first_offset, found.next_offset):
             is_hole = not any(first <= offset < end for first, end in found.spans)
             if offset >= self.end:
@@ -104,6 +104,10 @@ class Naive:
                 if record.state in (states.AVAILABLE, states.DELAYED, states.PAID):
                     record.state = states.ARCHIVED
             elif left > 0 and self._is_ready(record, policy, reserve):
+                is_last_time = not reserve and record.count + 1 >= policy.delivery_limit > 2
+                if is_last_time and has_last_time:
+                    continue
+                has_last_time |= is_last_time
                 left -= self._hand(offset, member, policy, now_ms, reserve, handed)
         self.move_start()
         return handed
