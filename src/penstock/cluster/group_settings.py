@@ -60,6 +60,8 @@ def _dead_letter_topic_flaw(value: Value) -> str | None:
     assert isinstance(value, str)
     if is_internal(value):
         return f"'{value}' is an internal topic"
+    if value == TOPIC_PLACE:
+        return "must not be the topic that they are from"
     return topic_name_flaw(value.replace(TOPIC_PLACE, "topic")) if value else None
 
 

@@ -91,6 +91,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         ({"share.isolation.level": "READ_COMMITTED"}, "must be one of"),
         ({"errors.deadletterqueue.topic.name": "no/name"}, "Topic name is invalid"),
         ({"errors.deadletterqueue.topic.name": "__consumer_offsets"}, "is an internal topic"),
+        ({"errors.deadletterqueue.topic.name": "{topic}"}, "must not be the topic"),
         ({"penstock.share.backoff.ms": "60001"}, "must not be above"),
         ({"penstock.share.dlq.share.max": "1.5"}, "at most 1"),
         ({"penstock.share.delivery": "exactly-once"}, "must be one of"),

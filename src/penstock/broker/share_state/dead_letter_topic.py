@@ -25,6 +25,9 @@ async def dead_letter_topic(node: Node, name: str, source: TopicState) -> TopicS
     """Raises ApiError when it is not there and cannot be made."""
     if is_internal(name):
         raise ApiError(ErrorCode.invalid_topic_exception, f"{name} is an internal topic")
+    if name == source.name:
+        # The group would be given its own dead letters, and give them up again, for ever.
+        raise ApiError(ErrorCode.invalid_topic_exception, f"{name} is where they are from")
     if name not in node.image.topics:
         (result,) = await create_topics_in_cluster(node, [_new_topic(node, name, source)])
         if result.error not in (ErrorCode.none, ErrorCode.topic_already_exists):

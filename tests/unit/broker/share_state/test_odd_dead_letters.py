@@ -24,6 +24,8 @@ from tests.unit.broker.share_state.graveyard import (
 
 from penstock.broker.exposition import Exposition
 from penstock.broker.node import Node
+from penstock.broker.share_state import burial as burial_module
+from penstock.cluster.state import TopicState
 from penstock.groups.share_state.values import Key
 from penstock.protocol.compression import Codec
 from penstock.protocol.records import Record, encode_batch, pack_batch, read_header
@@ -124,6 +126,30 @@ async def test_a_plan_stays_small_when_whole_records_are_asked_for_meanwhile(
     assert buried_offsets(again) == dict.fromkeys(range(1, 6), 1)
     assert [len(record.value or b"") for record in buried(again)] == [200_007] * 3 + [0] * 2
     await again.stop()
+
+
+async def test_a_group_is_not_given_its_own_dead_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait until the group's settings name another topic."""
+    node = await started(tmp_path)
+    key = await prepare(node, 3)
+    await set_group(node, GROUP, errors_deadletterqueue_topic_name=TOPIC)
+    tried = []
+    looked_for = burial_module.dead_letter_topic
+
+    async def noted(node: Node, name: str, source: TopicState) -> TopicState:
+        tried.append(name)
+        return await looked_for(node, name, source)
+
+    monkeypatch.setattr(burial_module, "dead_letter_topic", noted)
+    await write(node, key, (0, 1, REJECTED, 1))
+    await until(lambda: len(tried) > 1)
+    await set_group(node, GROUP, errors_deadletterqueue_topic_name="graves")
+    await all_buried(node)
+    assert buried_offsets(node, "graves") == {0: 1, 1: 1}
+    assert node.partitions.find(TOPIC, 0).log.end_offset == 3
+    await node.stop()
 
 
 async def prepare_many(node: Node, partitions: int) -> list[Key]:
