@@ -7,6 +7,7 @@ it, because a plan's number of records never changes.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -35,6 +36,7 @@ logger = logging.getLogger("penstock.share")
 #: Dead letters in one plan, and about how large its batch becomes: below what topics take by default.
 _PLAN_MAX: Final = 5_000
 _PLAN_BYTES_MAX: Final = 512 << 10
+_APPEND_S: Final = 15.0
 #: What a topic may find wrong with dead letters, each for itself.
 _UNFIT: Final = frozenset(
     {
@@ -60,7 +62,7 @@ class Burial:
         self.had_room = False
 
     async def step(self) -> bool:
-        """Whether there was something to do. Raises ApiError when it has to be tried again later."""
+        """Whether there was something to do. Raises ApiError or TimeoutError when it has to be tried again later."""
         self.had_room = False
         key = self._key
         view = await self._active.read(lambda shard: shard.burial(key))
@@ -70,23 +72,27 @@ class Burial:
             return False
         if topic is None:
             await self._give_up(view, "source deleted")
-        elif view.plan is not None:
-            await self._repeat(view, view.plan, topic)
-        else:
-            await self._begin(view, topic)
+            return True
+        async with self._letters.room:
+            if view.plan is not None:
+                await self._repeat(view, view.plan, topic)
+                return True
+            is_held = await self._begin(view, topic)
+        if is_held:
+            await self._letters.wait_for_breaker(key.group)
         return True
 
-    async def _begin(self, view: BurialView, topic: TopicState) -> None:
+    async def _begin(self, view: BurialView, topic: TopicState) -> bool:
+        """Whether the breaker lets none of them through at present."""
         config = effective_group_settings(self._node, self._key.group)
         name = config.dead_letter_topic_of(topic.name)
         if name is None:
             await self._give_up(view, "no dead-letter topic")
-            return
+            return False
         wanted = min(view.pending_count, self._plan_max)
         allowance = await self._letters.allowed(self._active, self._key, wanted)
         if allowance.left == 0:
-            await self._letters.wait_for_breaker(self._key.group)
-            return
+            return True
         letters = self._new_letters(topic)
         try:
             plan = await self._planned(view, topic, name, head(view.pending, allowance.left), letters)
@@ -96,6 +102,7 @@ class Burial:
             self._letters.give_back(allowance)
         if plan is not None:
             await self._carry_out(view, plan, topic, letters)
+        return False
 
     async def _planned(
         self, view: BurialView, topic: TopicState, name: str, asked: Sequence[Range], letters: Letters
@@ -167,7 +174,9 @@ class Burial:
         if letters.codec and len(batch) > largest_batch_bytes(self._node, plan.topic):
             # A record was no larger than its topic allows only because it was compressed.
             batch = await self._node.in_thread(batch_of, codec=letters.codec)
-        await append_batch_once(self._node, plan.topic, target.partition, batch, topic_id=target.topic_id)
+        # Not for ever: others wait for the room that this takes. The plan is there, and is carried out again.
+        async with asyncio.timeout(_APPEND_S):
+            await append_batch_once(self._node, plan.topic, target.partition, batch, topic_id=target.topic_id)
 
     async def _refused(self, view: BurialView, plan: Plan, topic: TopicState, error: ApiError) -> None:
         """Nothing was appended, and nothing will be by this plan as it is."""

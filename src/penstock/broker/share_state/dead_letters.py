@@ -31,6 +31,8 @@ _REST_S: Final = 0.02
 _REST_MAX_S: Final = 1.0
 #: Before the next plan of a share partition whose last one was not full: few large ones cost less than many small.
 _COMPANY_S: Final = 0.1
+#: Share partitions whose dead letters are in memory at a time.
+_AT_ONCE_MAX: Final = 32
 
 
 @dataclass(slots=True)
@@ -49,9 +51,10 @@ class DeadLetters:
         self._node = node
         self._coordinator = coordinator
         self._serving: dict[int, asyncio.Task[None]] = {}
-        self._lives: dict[int, ActiveShard[ShareStateShard]] = {}
         self._breakers: dict[str, Breaker] = {}
         self._held: dict[str, set[Key]] = {}  # share partitions that wait for their group's breaker
+        #: For whoever reads and copies records: each holds a megabyte or two meanwhile.
+        self.room = asyncio.Semaphore(_AT_ONCE_MAX)
         self.buried: Counter[str] = Counter()
         self.lost: Counter[tuple[str, str]] = Counter()  # and by reason
         self.held_back: Counter[str] = Counter()  # how often a breaker has opened
@@ -65,7 +68,7 @@ class DeadLetters:
     async def _serve(self, index: int) -> None:
         while self._node.partitions.led(self._coordinator.topic.name, index) is not None:
             try:
-                active = self._lives[index] = await self._coordinator.active_shard(index)
+                active = await self._coordinator.active_shard(index)
                 if self._coordinator.image_shows(index, active.leader_epoch):
                     await self._coordinator.forget_deleted(active)
                     await self._serve_life(active)
@@ -113,7 +116,7 @@ class DeadLetters:
                 if burial.had_room:
                     await asyncio.sleep(_COMPANY_S)
                 continue
-            except ApiError as error:
+            except (ApiError, TimeoutError) as error:
                 logger.info("dead letters of %s have to wait: %r", key, error)
             except Exception:
                 logger.exception("dead letters of %s have to wait", key)
@@ -163,9 +166,8 @@ class DeadLetters:
     def pending(self) -> Counter[str]:
         """By group, in the shards that are led here."""
         pending: Counter[str] = Counter()
-        for active in self._lives.values():
-            if not active.is_closed:
-                pending.update(active.shard.pending_by_group())
+        for shard in self._coordinator.loaded_shards():
+            pending.update(shard.pending_by_group())
         return pending
 
     def _breaker(self, group: str) -> Breaker:

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.broker.raw_client import create_topic, delete_topic, set_config, until
@@ -25,6 +26,7 @@ from tests.unit.broker.share_state.graveyard import (
 from penstock.broker.exposition import Exposition
 from penstock.broker.node import Node
 from penstock.broker.share_state import burial as burial_module
+from penstock.broker.share_state import dead_letters as dead_letters_module
 from penstock.cluster.state import TopicState
 from penstock.groups.share_state.values import Key
 from penstock.protocol.compression import Codec
@@ -177,6 +179,41 @@ async def test_a_rate_holds_for_all_share_partitions_of_a_group_together(tmp_pat
     await set_group(node, GROUP, penstock_share_dlq_rate_max="-1")
     await all_buried(node)
     await until(lambda: not letters.open_breakers().get(GROUP))
+    await node.stop()
+
+
+async def test_so_many_are_in_memory_at_a_time_and_none_holds_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for two of them, and a dead-letter partition that takes nothing for a while."""
+    monkeypatch.setattr(dead_letters_module, "_AT_ONCE_MAX", 2)
+    monkeypatch.setattr(burial_module, "_APPEND_S", 0.05)
+    node = await started(tmp_path)
+    keys = await prepare_many(node, 6)
+    stuck, under_way, most = asyncio.Event(), [0], [0]
+    read, appended = burial_module.read_records, burial_module.append_batch_once
+
+    async def counted(*args: Any) -> Any:
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+        return await read(*args)
+
+    async def append_late(node: Node, topic: str, partition: int, batch: bytearray, **named: Any) -> int:
+        try:
+            if partition < 2:
+                await stuck.wait()
+            return await appended(node, topic, partition, batch, **named)
+        finally:
+            under_way[0] -= 1
+
+    monkeypatch.setattr(burial_module, "read_records", counted)
+    monkeypatch.setattr(burial_module, "append_batch_once", append_late)
+    await asyncio.gather(*(write(node, key, (0, 1, REJECTED, 1)) for key in keys))
+    await until_pending(node, 4)
+    assert most == [2]
+    stuck.set()
+    await all_buried(node)
+    assert buried_offsets(node) == {0: 6, 1: 6}
     await node.stop()
 
 
