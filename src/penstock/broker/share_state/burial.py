@@ -90,7 +90,7 @@ class Burial:
             await self._give_up(view, "no dead-letter topic")
             return False
         wanted = min(view.pending_count, self._plan_max)
-        allowance = await self._letters.allowed(self._active, self._key, wanted)
+        allowance = self._letters.allowed(self._key, wanted)
         if allowance.left == 0:
             return True
         letters = self._new_letters(topic)

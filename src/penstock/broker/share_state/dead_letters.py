@@ -125,17 +125,22 @@ class DeadLetters:
 
     # -- the breaker ---------------------------------------------------------------------------------
 
-    async def allowed(self, active: ActiveShard[ShareStateShard], key: Key, wanted: int) -> Allowance:
+    def allowed(self, key: Key, wanted: int) -> Allowance:
         """How many of a share partition's dead letters may be buried now, as its group's settings say now."""
-        for finished in await active.read(lambda shard: shard.take_finished()):
-            for group, count in finished.counts.items():
-                self._breaker(group).finished(count, finished.at_ms)
+        self._hear_of_traffic()
         breaker, now_ms = self._breaker(key.group), self._node.now_ms()
         config = effective_group_settings(self._node, key.group)
         breaker.configure(config.dead_letter_rate_max, config.dead_letter_share_max)
         taken = breaker.take(wanted, now_ms)
         self._note(key, is_held=taken < wanted)
         return Allowance(key.group, taken, now_ms)
+
+    def _hear_of_traffic(self) -> None:
+        """A group's share partitions may be in many shards."""
+        for shard in self._coordinator.loaded_shards():
+            for finished in shard.take_finished():
+                for group, count in finished.counts.items():
+                    self._breaker(group).finished(count, finished.at_ms)
 
     def give_back(self, allowance: Allowance) -> None:
         """Those that are left were not planned, and others may be in their place."""

@@ -182,6 +182,17 @@ async def test_a_rate_holds_for_all_share_partitions_of_a_group_together(tmp_pat
     await node.stop()
 
 
+async def test_traffic_is_that_of_all_share_partitions_wherever_they_are_kept(tmp_path: Path) -> None:
+    node = await started(tmp_path, share_coordinator_state_topic_num_partitions="4")
+    await set_group(node, GROUP, penstock_share_dlq_share_max="0.1")
+    first, *others = await prepare_many(node, 8)
+    place_of = node.share_state.place_of
+    elsewhere = next(key for key in others if place_of(key) != place_of(first))
+    await write(node, elsewhere, start_offset=1_000)
+    assert node.share_state.dead_letters.allowed(first, 500).left == 100
+    await node.stop()
+
+
 async def test_so_many_are_in_memory_at_a_time_and_none_holds_up_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
