@@ -30,6 +30,8 @@ class _Window:
         slot = _slot(at_ms)
         self._slots[slot] = self._slots.get(slot, 0) + count
         self.total += count
+        if len(self._slots) > 2 * _SLOTS:  # nobody has asked for long
+            self.forget_before(at_ms)
 
     def take_back(self, count: int, added_at_ms: int) -> None:
         """What was added then was too much, and counts no longer if it still does."""

@@ -31,6 +31,14 @@ def test_a_share_follows_the_traffic_of_the_last_minute() -> None:
     assert breaker.take(1_000, 61_500) == 1_000
 
 
+def test_traffic_without_dead_letters_takes_no_memory() -> None:
+    breaker = Breaker(share_max=0.1)
+    for second in range(10_000):
+        breaker.finished(1, second * 1_000)
+    assert len(breaker._finished._slots) <= 120
+    assert breaker.take(1_000, 10_000_000) == FREE
+
+
 def test_what_was_not_used_is_there_for_others() -> None:
     breaker = Breaker(rate_max=10, share_max=0.5)
     assert breaker.take(50, 900) == 10
