@@ -1,8 +1,14 @@
 """Which partition of the internal topic a group lives in, as Kafka computes it."""
 
 import struct
+from functools import lru_cache
+from typing import Final
+
+#: Names whose place is remembered: it takes a step for each of their characters to find it.
+_REMEMBERED_MAX: Final = 1_024
 
 
+@lru_cache(_REMEMBERED_MAX)
 def partition_of(name: str, partition_count: int) -> int:
     """Java's String.hashCode over UTF-16, without its sign, modulo the partitions."""
     units = name.encode("utf-16-be", "surrogatepass")

@@ -18,6 +18,7 @@ LENGTH_OVERHEAD_BYTES: Final = 12
 CRC_AT: Final = 17
 #: The checksum covers everything from the attributes on; offset and epoch are the broker's to stamp.
 CRC_FROM: Final = 21
+_CRC: Final = struct.Struct(">I")
 
 _ATTRIBUTES: Final = struct.Struct(">h")
 _PRODUCER: Final = struct.Struct(">qhi")  # id, epoch, base sequence
@@ -164,9 +165,9 @@ def encode_batch(
 def pack_batch(header: BatchHeader, body: BytesLike) -> bytearray:
     """This header over an encoded (and compressed) body; length and checksum are computed here."""
     batch = bytearray(HEADER_BYTES + len(body))
-    HEADER.pack_into(batch, 0, *header._replace(length=len(batch) - LENGTH_OVERHEAD_BYTES))
+    HEADER.pack_into(batch, 0, header.base_offset, len(batch) - LENGTH_OVERHEAD_BYTES, *header[2:])
     batch[HEADER_BYTES:] = body
-    struct.pack_into(">I", batch, CRC_AT, checksum(batch))
+    _CRC.pack_into(batch, CRC_AT, checksum(batch))
     return batch
 
 
@@ -174,7 +175,7 @@ def restamp(batch: bytearray | memoryview, *, attributes: int, max_timestamp: in
     """Rewrite header fields that the checksum covers (LogAppendTime), and the checksum with them."""
     struct.pack_into(">h", batch, 21, attributes)
     struct.pack_into(">q", batch, 35, max_timestamp)
-    struct.pack_into(">I", batch, CRC_AT, checksum(batch))
+    _CRC.pack_into(batch, CRC_AT, checksum(batch))
 
 
 def stamp_producer(
@@ -190,7 +191,7 @@ def stamp_producer(
     attributes = attributes | TRANSACTIONAL if is_transactional else attributes & ~TRANSACTIONAL
     _ATTRIBUTES.pack_into(batch, CRC_FROM, attributes)
     _PRODUCER.pack_into(batch, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
-    struct.pack_into(">I", batch, CRC_AT, checksum(batch))
+    _CRC.pack_into(batch, CRC_AT, checksum(batch))
 
 
 def open_batch(batch: BytesLike, max_bytes: int) -> tuple[BatchHeader, bytes | memoryview]:
@@ -218,45 +219,6 @@ def decode_records(batch: BytesLike, max_bytes: int) -> list[Record]:
     if position != len(body):
         raise ApiError(ErrorCode.corrupt_message, f"{len(body) - position} bytes after the last record")
     return records
-
-
-def encode_end_marker(marker: EndMarker, timestamp_ms: int) -> bytearray:
-    """The control batch that ends a transaction; its offset is the log's to stamp."""
-    record = Record(
-        offset=0,
-        timestamp=timestamp_ms,
-        key=_CONTROL_KEY.pack(0, _COMMIT_TYPE if marker.committed else _ABORT_TYPE),
-        value=_END_MARKER.pack(0, marker.coordinator_epoch),
-    )
-    return encode_batch(
-        [record],
-        attributes=TRANSACTIONAL | CONTROL,
-        producer_id=marker.producer_id,
-        producer_epoch=marker.producer_epoch,
-    )
-
-
-def parse_end_marker(batch: BytesLike) -> EndMarker | None:
-    """The end of a transaction that this batch marks; None for everything else.
-
-    Newer versions of key and value only add fields at their end.
-    """
-    header = read_header(batch)
-    is_candidate = header.is_control and header.is_transactional and header.record_count == 1
-    # Other control batches may hold much; an end marker is small and never compressed.
-    if not is_candidate or header.size > _END_MARKER_BYTES_MAX or header.attributes & CODEC_MASK:
-        return None
-    try:
-        record = decode_records(batch, _END_MARKER_BYTES_MAX)[0]
-    except ApiError:
-        return None
-    if len(record.key or b"") < _CONTROL_KEY.size or len(record.value or b"") < _END_MARKER.size:
-        return None
-    kind = _CONTROL_KEY.unpack_from(record.key or b"")[1]
-    if kind not in (_ABORT_TYPE, _COMMIT_TYPE):
-        return None
-    coordinator_epoch = _END_MARKER.unpack_from(record.value or b"")[1]
-    return EndMarker(header.producer_id, header.producer_epoch, coordinator_epoch, kind == _COMMIT_TYPE)
 
 
 def iter_batches(data: BytesLike) -> Iterator[tuple[BatchHeader, memoryview]]:
@@ -332,3 +294,68 @@ def _read_sized(data: bytes | memoryview, position: int, end: int) -> tuple[byte
     if length < 0 or position + length > end:
         raise ApiError(ErrorCode.corrupt_message, f"record field of impossible length {length}")
     return bytes(data[position : position + length]), position + length
+
+
+# -- the end of a transaction ----------------------------------------------------------------------------
+
+
+def _end_marker_form(kind: int) -> bytes:
+    record = Record(0, 0, key=_CONTROL_KEY.pack(0, kind), value=_END_MARKER.pack(0, 0))
+    return bytes(encode_batch([record], attributes=TRANSACTIONAL | CONTROL))
+
+
+#: End markers to be filled in, by whether they commit: every transaction writes one to each of its partitions.
+_FORMS: Final = {True: _end_marker_form(_COMMIT_TYPE), False: _end_marker_form(_ABORT_TYPE)}
+_FORM_BYTES: Final = len(_FORMS[True])
+#: Base and largest timestamp, producer id and epoch.
+_WHEN_AND_WHO: Final = struct.Struct(">qqqh")
+_WHEN_AND_WHO_AT: Final = 27
+#: The last of the value, which only the count of headers follows.
+_EPOCH: Final = struct.Struct(">i")
+_EPOCH_AT: Final = _FORM_BYTES - _EPOCH.size - 1
+_OUTCOMES: Final = {form[HEADER_BYTES:_EPOCH_AT]: committed for committed, form in _FORMS.items()}
+
+
+def encode_end_marker(marker: EndMarker, timestamp_ms: int) -> bytearray:
+    """The control batch that ends a transaction; its offset is the log's to stamp."""
+    batch = bytearray(_FORMS[marker.committed])
+    _WHEN_AND_WHO.pack_into(
+        batch, _WHEN_AND_WHO_AT, timestamp_ms, timestamp_ms, marker.producer_id, marker.producer_epoch
+    )
+    _EPOCH.pack_into(batch, _EPOCH_AT, marker.coordinator_epoch)
+    _CRC.pack_into(batch, CRC_AT, checksum(batch))
+    return batch
+
+
+def parse_end_marker(batch: BytesLike) -> EndMarker | None:
+    """The end of a transaction that this batch marks; None for everything else."""
+    header = read_header(batch)
+    is_candidate = header.is_control and header.is_transactional and header.record_count == 1
+    # Other control batches may hold much; an end marker is small and never compressed.
+    is_small = header.size == len(batch) <= _END_MARKER_BYTES_MAX
+    if not (is_candidate and is_small) or header.attributes & CODEC_MASK:
+        return None
+    end = _end_in_form(batch) or _end_in_record(batch)
+    return None if end is None else EndMarker(header.producer_id, header.producer_epoch, *end)
+
+
+def _end_in_form(batch: BytesLike) -> tuple[int, bool] | None:
+    """The coordinator's epoch and the outcome, where all else is as we write it ourselves."""
+    committed = _OUTCOMES.get(bytes(batch[HEADER_BYTES:_EPOCH_AT]))
+    if committed is None or len(batch) != _FORM_BYTES or batch[-1]:
+        return None
+    return _EPOCH.unpack_from(batch, _EPOCH_AT)[0], committed
+
+
+def _end_in_record(batch: BytesLike) -> tuple[int, bool] | None:
+    """The same of whatever others write: newer versions of key and value only add fields at their end."""
+    try:
+        record = decode_records(batch, _END_MARKER_BYTES_MAX)[0]
+    except ApiError:
+        return None
+    if len(record.key or b"") < _CONTROL_KEY.size or len(record.value or b"") < _END_MARKER.size:
+        return None
+    kind = _CONTROL_KEY.unpack_from(record.key or b"")[1]
+    if kind not in (_ABORT_TYPE, _COMMIT_TYPE):
+        return None
+    return _END_MARKER.unpack_from(record.value or b"")[1], kind == _COMMIT_TYPE

@@ -7,8 +7,14 @@ _INT_GROUPS_MAX = 5
 _LONG_GROUPS_MAX = 10
 
 
+#: Those of one byte, by their value: negative ones count from the end.
+_SHORT = tuple(bytes(((value << 1) ^ (value >> 63),)) for value in (*range(64), *range(-64, 0)))
+
+
 def encode_varint(value: int) -> bytes:
     """Zigzag, so that small negative numbers stay short. Takes what fits in 64 bits."""
+    if -64 <= value < 64:
+        return _SHORT[value]
     assert -(1 << 63) <= value < 1 << 63
     value = (value << 1) ^ (value >> 63)
     out = bytearray()

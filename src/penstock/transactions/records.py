@@ -1,13 +1,18 @@
-"""Transactional ids as records of `__transaction_state`, and back."""
+"""Transactional ids as records of `__transaction_state`, and back.
+
+They are read by schema and written by hand: every transaction writes three, and each of them would cost more than the
+rest of its step.
+"""
 
 import struct
-from io import BytesIO
+from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from kio.serial import entity_reader, entity_writer
+from kio.serial import entity_reader
 
+from penstock.protocol.produce import encode_uvarint
 from penstock.transactions import schemas
 from penstock.transactions.messages import NO_PRODUCER_ID, TopicPartition
 from penstock.transactions.states import BY_CODE, State
@@ -22,8 +27,14 @@ _STRING_BYTES_MAX: Final = 32_767
 _INT16: Final = struct.Struct(">h")
 _VALUES: Final[dict[int, Any]] = {0: schemas.TransactionLogValueV0, 1: schemas.TransactionLogValueV1}
 
-_write_key: Final = entity_writer(schemas.TransactionLogKey)
-_write_value: Final = entity_writer(schemas.TransactionLogValueV1)
+_KEY: Final = struct.Struct(">hh")  # kind of record, bytes of the transactional id
+_HEAD: Final = struct.Struct(">hqhib")  # version, producer id and epoch, timeout, state
+_TIMES: Final = struct.Struct(">qq")  # last update, start
+_LONG_TAG: Final = struct.Struct(">BBq")  # tag, size, value
+_SHORT_TAG: Final = struct.Struct(">BBh")
+_PREDECESSOR_EPOCH: Final = encode_uvarint(schemas.PREDECESSOR_EPOCH_TAG) + b"\x02"
+_NO_TAGS: Final = b"\x00"
+_NULL: Final = b"\x00"
 
 
 class UnknownVersion(ValueError):
@@ -36,25 +47,17 @@ def can_store(transactional_id: str) -> bool:
 
 
 def encode(transaction: Transaction) -> KeyValue:
-    successor = transaction.successor or NO_PRODUCER
-    value = schemas.TransactionLogValueV1(
-        producer_id=transaction.producer.id,
-        producer_epoch=transaction.producer.epoch,
-        transaction_timeout=transaction.timeout_ms,
-        transaction_status=transaction.state.code,
-        transaction_partitions=_partitions_out(transaction),
-        transaction_last_update_timestamp=transaction.update_timestamp_ms,
-        transaction_start_timestamp=transaction.start_timestamp_ms,
-        previous_producer_id=transaction.predecessor.id,
-        previous_producer_epoch=transaction.predecessor.epoch,
-        next_producer_id=successor.id,
-        next_producer_epoch=successor.epoch,
-        client_transaction_version=transaction.transaction_version,
+    producer, tags = transaction.producer, _tags(transaction)
+    value = (
+        _HEAD.pack(
+            _VALUE_VERSION, producer.id, producer.epoch, transaction.timeout_ms, transaction.state.code
+        ),
+        _NULL if transaction.state is State.EMPTY else _partitions_out(transaction.partitions),
+        _TIMES.pack(transaction.update_timestamp_ms, transaction.start_timestamp_ms),
+        encode_uvarint(len(tags)),
+        *tags,
     )
-    buffer = BytesIO()
-    buffer.write(_INT16.pack(_VALUE_VERSION))
-    _write_value(buffer, value)
-    return encode_key(transaction.transactional_id), buffer.getvalue()
+    return encode_key(transaction.transactional_id), b"".join(value)
 
 
 def tombstone(transactional_id: str) -> KeyValue:
@@ -62,10 +65,8 @@ def tombstone(transactional_id: str) -> KeyValue:
 
 
 def encode_key(transactional_id: str) -> bytes:
-    buffer = BytesIO()
-    buffer.write(_INT16.pack(TRANSACTION_LOG))
-    _write_key(buffer, schemas.TransactionLogKey(transactional_id=transactional_id))
-    return buffer.getvalue()
+    name = transactional_id.encode()
+    return _KEY.pack(TRANSACTION_LOG, len(name)) + name
 
 
 def decode_key(key: bytes) -> str | None:
@@ -110,13 +111,41 @@ def _kin(entity: Any) -> dict[str, Any]:
     }
 
 
-def _partitions_out(transaction: Transaction) -> tuple[schemas.PartitionsV1, ...] | None:
-    if transaction.state is State.EMPTY:
-        return None
-    by_topic = groupby(sorted(transaction.partitions), key=attrgetter("topic"))
-    return tuple(
-        schemas.PartitionsV1(topic=topic, partition_ids=tuple(place.partition for place in places))
-        for topic, places in by_topic
+def _tags(transaction: Transaction) -> list[bytes]:
+    """The tagged fields, in the order of their tags; what has its default is left out."""
+    predecessor, successor = transaction.predecessor, transaction.successor or NO_PRODUCER
+    tags = []
+    if predecessor.id != NO_PRODUCER.id:
+        tags.append(_LONG_TAG.pack(0, 8, predecessor.id))
+    if successor.id != NO_PRODUCER.id:
+        tags.append(_LONG_TAG.pack(1, 8, successor.id))
+    if transaction.transaction_version:
+        tags.append(_SHORT_TAG.pack(2, 2, transaction.transaction_version))
+    if successor.epoch != NO_PRODUCER.epoch:
+        tags.append(_SHORT_TAG.pack(3, 2, successor.epoch))
+    if predecessor.epoch != NO_PRODUCER.epoch:
+        tags.append(_PREDECESSOR_EPOCH + _INT16.pack(predecessor.epoch))
+    return tags
+
+
+def _partitions_out(partitions: Iterable[TopicPartition]) -> bytes:
+    topics = [
+        _topic_out(topic.encode(), [place.partition for place in places])
+        for topic, places in groupby(sorted(partitions), key=attrgetter("topic"))
+    ]
+    return encode_uvarint(len(topics) + 1) + b"".join(topics)
+
+
+def _topic_out(name: bytes, partitions: list[int]) -> bytes:
+    count = len(partitions)
+    return b"".join(
+        (
+            encode_uvarint(len(name) + 1),
+            name,
+            encode_uvarint(count + 1),
+            struct.pack(f">{count}i", *partitions),
+            _NO_TAGS,
+        )
     )
 
 

@@ -20,22 +20,13 @@ class State(Enum):
     def __init__(self, code: int, title: str) -> None:
         self.code = code
         self.title = title
+        #: Decided, but not all markers are known to be written.
+        self.is_prepared = code in (2, 3)
+        self.is_complete = code in (4, 5)
+        self.is_committed = code in (2, 4)
 
     def __repr__(self) -> str:
         return self.title
-
-    @property
-    def is_prepared(self) -> bool:
-        """Decided, but not all markers are known to be written."""
-        return self is State.PREPARE_COMMIT or self is State.PREPARE_ABORT
-
-    @property
-    def is_complete(self) -> bool:
-        return self is State.COMPLETE_COMMIT or self is State.COMPLETE_ABORT
-
-    @property
-    def is_committed(self) -> bool:
-        return self is State.PREPARE_COMMIT or self is State.COMPLETE_COMMIT
 
 
 STORED_STATES: Final = tuple(state for state in State if state.code < State.DEAD.code)

@@ -6,7 +6,6 @@ have run out, or of a new incarnation that took over a prepared transaction (KIP
 present producer came from: what it repeats, because it never saw the answer, is answered again and not done again.
 """
 
-from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from penstock.transactions.messages import (
@@ -39,17 +38,16 @@ class Producer(NamedTuple):
 NO_PRODUCER: Final = Producer()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transaction:
+class Transaction(NamedTuple):
     transactional_id: str
     state: State
     producer: Producer
+    timeout_ms: int
+    update_timestamp_ms: int
+    start_timestamp_ms: int = -1
     successor: Producer | None = None
     predecessor: Producer = NO_PRODUCER
-    timeout_ms: int
     partitions: frozenset[TopicPartition] = frozenset()
-    start_timestamp_ms: int = -1
-    update_timestamp_ms: int
     #: Of the protocol that the last step was taken with.
     transaction_version: int = 0
 
@@ -120,8 +118,7 @@ class Transaction:
         )
         if transaction_version < EPOCH_PER_TRANSACTION:
             return step
-        return replace(
-            step,
+        return step._replace(
             producer=self.producer.bumped(),
             successor=self._successor(fresh_producer_id),
             predecessor=self.client,
@@ -182,4 +179,4 @@ class Transaction:
 
     def _moved(self, state: State, **changes: Any) -> "Transaction":
         assert state in TRANSITIONS[self.state], f"{self} cannot become {state}"
-        return replace(self, state=state, **changes)
+        return self._replace(state=state, **changes)

@@ -144,7 +144,7 @@ class Script:
         name, epoch = plain
         current = self.shard.transactions["x"]
         self.producers[name] = Producer(current.producer.id, int(epoch))
-        yield from self._apply(Work(records=(encode(replace(current, producer=self.producers[name])),)))
+        yield from self._apply(Work(records=(encode(current._replace(producer=self.producers[name])),)))
 
     def _at(self, plain: Plain, _: Named) -> Iterator[str]:
         until_ms = int(plain[0])

@@ -1,8 +1,8 @@
 """The bytes of `__transaction_state` are Kafka's: the expectations below were written by its own classes (4.3.1)."""
 
-from dataclasses import replace
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.transactions.messages import TopicPartition
 from penstock.transactions.records import (
@@ -13,7 +13,7 @@ from penstock.transactions.records import (
     encode,
     encode_key,
 )
-from penstock.transactions.states import State
+from penstock.transactions.states import STORED_STATES, State
 from penstock.transactions.transaction import NO_PRODUCER, Producer, Transaction
 
 KEY = bytes.fromhex("0000" "0006" "6f7264657273")  # fmt: skip
@@ -57,6 +57,7 @@ PREPARED_V1 = bytes.fromhex(
     "0000018bcfe56805" "0000018bcfe56800"
     "04" "00" "08" "00000000000003e8" "01" "08" "00000000000003e9" "02" "02" "0002" "03" "02" "0000"
 )  # fmt: skip
+PRODUCERS = st.builds(Producer, st.integers(0, 2**63 - 1), st.integers(0, 32_767))
 #: Beside Kafka's four tagged fields: whose question was answered, which it forgets with the coordinator.
 PREDECESSOR_EPOCH = bytes.fromhex("e807" "02" "7ffe")  # fmt: skip
 
@@ -80,8 +81,8 @@ def test_a_prepared_transaction_is_kafkas_with_one_more_tagged_field() -> None:
 
 
 def test_what_kafka_stored_is_read() -> None:
-    assert decode_value("orders", PREPARED_V1) == replace(PREPARED, predecessor=Producer(1000))
-    older = replace(PREPARED, successor=None, predecessor=NO_PRODUCER, transaction_version=0)
+    assert decode_value("orders", PREPARED_V1) == PREPARED._replace(predecessor=Producer(1000))
+    older = PREPARED._replace(successor=None, predecessor=NO_PRODUCER, transaction_version=0)
     assert decode_value("orders", PREPARED_V0) == older
 
 
@@ -97,3 +98,32 @@ def test_an_id_must_fit_into_its_key() -> None:
     assert not can_store("x" * 32_768)
     assert not can_store("é" * 16_384)
     assert not can_store("")
+
+
+@given(
+    state=st.sampled_from(STORED_STATES),
+    producers=st.tuples(PRODUCERS, st.none() | PRODUCERS, PRODUCERS),
+    partitions=st.frozensets(
+        st.builds(TopicPartition, st.text("aé.", min_size=1, max_size=249), st.integers(0, 2**31 - 1)),
+        max_size=300,
+    ),
+    version=st.integers(0, 2),
+)
+def test_whatever_is_stored_is_read_as_it_was(
+    state: State,
+    producers: tuple[Producer, Producer | None, Producer],
+    partitions: frozenset[TopicPartition],
+    version: int,
+) -> None:
+    producer, successor, predecessor = producers
+    stored = EMPTY._replace(
+        state=state,
+        producer=producer,
+        successor=successor,
+        predecessor=predecessor,
+        partitions=frozenset() if state is State.EMPTY else partitions,
+        transaction_version=version,
+    )
+    key, value = encode(stored)
+    assert value is not None
+    assert decode_value(decode_key(key) or "", value) == stored

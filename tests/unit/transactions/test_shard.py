@@ -1,7 +1,5 @@
 """What scripts cannot say about a shard: large numbers, foreign records, and questions that cross."""
 
-from dataclasses import replace
-
 import pytest
 
 from penstock.protocol.errors import ErrorCode
@@ -171,4 +169,4 @@ def test_a_step_that_is_not_in_the_table_cannot_be_taken() -> None:
     )
     for state in (State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT):
         with pytest.raises(AssertionError):
-            replace(at_rest, state=state).fenced(transaction_version=2, now_ms=1)
+            at_rest._replace(state=state).fenced(transaction_version=2, now_ms=1)
