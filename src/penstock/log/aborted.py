@@ -2,10 +2,12 @@
 
 import struct
 from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Final
 
 from penstock.log.index import DamagedIndex
 from penstock.log.transactions import Ended
+from penstock.protocol.records import CONTROL, TRANSACTIONAL
 
 #: version, producer id, first offset, the marker's offset, last stable offset
 _ENTRY: Final = struct.Struct(">hqqqq")
@@ -79,3 +81,25 @@ class AbortedIndex:
 
     def _entry(self, slot: int) -> tuple[int, int, int, int, int]:
         return _ENTRY.unpack_from(self.data, slot * ENTRY_BYTES)
+
+
+class AbortedOnTheWay:
+    """Goes along with the batches of a read, as every client does that reads what is committed."""
+
+    __slots__ = ("_coming", "_open")
+
+    def __init__(self, aborted: Iterable[Aborted]) -> None:
+        self._coming = sorted(aborted, key=lambda one: one[1], reverse=True)
+        self._open: set[int] = set()
+
+    def has(self, base_offset: int, attributes: int, producer_id: int) -> bool:
+        """Whether a batch belongs to one of them.
+
+        To be asked of every batch in turn: a marker may be all that is left, or read, of its transaction.
+        """
+        while self._coming and self._coming[-1][1] <= base_offset:
+            self._open.add(self._coming.pop()[0])
+        if attributes & CONTROL:
+            self._open.discard(producer_id)
+            return False
+        return bool(attributes & TRANSACTIONAL) and producer_id in self._open

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.protocol.records import BatchHeader, iter_batches, parse_end_marker
+from penstock.log.aborted import AbortedOnTheWay
+from penstock.protocol.records import BatchHeader, iter_batches
 from penstock.scheduling.intake import Held, is_held, read_held
 from penstock.scheduling.moving import Found
 from penstock.scheduling.records import Position
@@ -28,11 +27,11 @@ class Scanned(NamedTuple):
 def scan(log: Log, offset: int, upto: LogPosition) -> Scanned:
     """`upto` is the last stable offset. Held records count when the batch that they were taken from follows them."""
     batches, next_offset = _read(log, offset, upto)
-    aborts = _Aborts(log.aborted_in(offset, next_offset))
+    aborts = AbortedOnTheWay(log.aborted_in(offset, next_offset))
     found: list[Found] = []
     pending: tuple[BatchHeader, Held] | None = None
     for header, batch in batches:
-        is_aborted = aborts.passes(header, batch)
+        is_aborted = aborts.has(header.base_offset, header.attributes, header.producer_id)
         if pending is not None and pending[1].belongs_to(pending[0], header) and not is_aborted:
             at = Position(pending[0].leader_epoch, pending[0].base_offset)
             found.append(Found(at, Position(header.leader_epoch, header.last_offset + 1), pending[1]))
@@ -51,21 +50,3 @@ def _read(log: Log, offset: int, upto: LogPosition) -> tuple[list[_Batch], int]:
         batches += iter_batches(following.data)
         next_offset = following.next_offset
     return batches, next_offset
-
-
-class _Aborts:
-    """As consumers of what is committed do it: a transaction is out from its first offset to its abort marker."""
-
-    def __init__(self, aborted: Iterable[tuple[int, int]]) -> None:
-        self._coming = deque(sorted((first, producer_id) for producer_id, first in aborted))
-        self._out: set[int] = set()
-
-    def passes(self, header: BatchHeader, batch: memoryview) -> bool:
-        """Whether this batch belongs to an aborted transaction."""
-        while self._coming and self._coming[0][0] <= header.last_offset:
-            self._out.add(self._coming.popleft()[1])
-        if header.is_control:
-            if header.is_transactional and (marker := parse_end_marker(batch)) and not marker.committed:
-                self._out.discard(marker.producer_id)
-            return False
-        return header.is_transactional and header.producer_id in self._out

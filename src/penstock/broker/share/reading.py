@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.groups.share_partition.messages import Acquired, Found
+from penstock.log.aborted import AbortedOnTheWay
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.records import (
     CONTROL,
     HEADER_BYTES,
     LENGTH_OVERHEAD_BYTES,
-    TRANSACTIONAL,
     decode_records,
 )
 
@@ -48,7 +48,7 @@ def examine(
     spans: list[tuple[int, int]] = []
     ends: list[int] = []
     starts: list[int] = []
-    skips = _Aborted(aborted) if aborted else None
+    skips = AbortedOnTheWay(aborted) if aborted else None
     while position + HEADER_BYTES <= size:
         base, length, attributes, delta, producer_id, count = _HEADER.unpack_from(data, position)
         starts.append(position)
@@ -84,22 +84,6 @@ def runs_of_records(batch: memoryview, max_bytes: int) -> list[tuple[int, int]]:
         else:
             runs.append((record.offset, record.offset + 1))
     return runs
-
-
-class _Aborted:
-    """Walks along with the batches, as every client that reads committed records does."""
-
-    def __init__(self, aborted: Sequence[tuple[int, int]]) -> None:
-        self._coming = sorted(aborted, key=lambda one: one[1], reverse=True)
-        self._open: set[int] = set()
-
-    def has(self, base_offset: int, attributes: int, producer_id: int) -> bool:
-        """To be asked of every batch in turn: a marker may be all that is left, or read, of its transaction."""
-        while self._coming and self._coming[-1][1] <= base_offset:
-            self._open.add(self._coming.pop()[0])
-        if attributes & CONTROL:
-            self._open.discard(producer_id)
-        return bool(attributes & TRANSACTIONAL) and producer_id in self._open
 
 
 def pieces_for(read: Read, acquired: Sequence[Acquired]) -> list[BytesLike]:
