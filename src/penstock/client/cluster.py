@@ -15,6 +15,7 @@ from penstock.client.connection import Connection
 from penstock.client.errors import Refused, TopicChanged, Unavailable, check, refusal
 from penstock.client.metadata import (
     NO_LEADER,
+    OLDEST_METADATA,
     MetadataView,
     Node,
     PartitionInfo,
@@ -22,7 +23,7 @@ from penstock.client.metadata import (
     metadata_request,
     metadata_view,
 )
-from penstock.client.remedies import REMEDIES, UNKNOWN_TOPIC, UNKNOWN_TOPIC_MS_MAX, Remedy
+from penstock.client.remedies import REMEDIES, UNKNOWN_TOPIC, Remedy
 from penstock.client.retrying import Backoff, Deadline, attempts
 from penstock.client.settings import ConnectionSettings
 from penstock.protocol.errors import ErrorCode
@@ -218,7 +219,7 @@ class Cluster:
         deadline: Deadline | None = None,
     ) -> Answer:
         deadline = deadline or Deadline(self.settings.retry_deadline_ms)
-        unknown = Deadline(UNKNOWN_TOPIC_MS_MAX)
+        unknown = Deadline(self.settings.unknown_topic_ms_max)
         trouble: Exception | None = None
         for _ in self.attempts(deadline):
             try:
@@ -318,7 +319,8 @@ class Cluster:
 
     def _ask_metadata(self, asked: Connection, names: tuple[str, ...] | None) -> MetadataView:
         timeout_ms = min(self.settings.request_timeout_ms, _METADATA_TIMEOUT_MS)
-        view = metadata_view(asked.call(metadata_request(names), timeout_ms=timeout_ms))
+        answer = asked.call(metadata_request(names), oldest=OLDEST_METADATA, timeout_ms=timeout_ms)
+        view = metadata_view(answer)
         if not view.nodes:
             raise Unavailable(f"{asked.peer} knows no brokers")
         return view

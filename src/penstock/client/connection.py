@@ -119,10 +119,10 @@ class Connection:
 
     # Asking
 
-    def call(self, request: Any, *, timeout_ms: float | None = None) -> Any:
-        """Send it in the newest version that both know; returns that version's response."""
+    def call(self, request: Any, *, oldest: int = 0, timeout_ms: float | None = None) -> Any:
+        """Send it in the newest version that both know, from `oldest` on; returns that version's response."""
         api_key = int(request.__api_key__)
-        version = self.version(api_key, int(request.__version__))
+        version = self.version(api_key, int(request.__version__), oldest)
         return self._exchange(request, api_key, version, timeout_ms)
 
     def call_raw(
@@ -147,7 +147,11 @@ class Connection:
         self._check_owner()
         assert self._waiting, f"{ticket} of {self} was answered, or its connection has failed"
         assert self._waiting[0] == ticket, f"{ticket} is not the oldest of {self}"
-        frame = self._transport.receive(Deadline(timeout_ms or self._settings.request_timeout_ms))
+        try:
+            frame = self._transport.receive(Deadline(timeout_ms or self._settings.request_timeout_ms))
+        except Unavailable:
+            self.close()
+            raise
         self._waiting.popleft()
         return frame[self._body_at(frame, ticket) :]
 

@@ -15,6 +15,8 @@ from penstock.protocol.schemas import schema_class
 
 #: Topic and partition.
 Place = tuple[str, int]
+#: In versions before this one whoever asks for a topic makes it.
+OLDEST_METADATA: Final = 4
 NO_LEADER: Final = -1
 NO_EPOCH: Final = -1
 _NO_ID: Final = UUID(int=0)

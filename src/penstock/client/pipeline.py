@@ -18,7 +18,7 @@ from penstock.client.cluster import Cluster
 from penstock.client.connection import Connection, Ticket
 from penstock.client.errors import ClientError, Refused, TopicChanged, Unavailable, refusal
 from penstock.client.metadata import Place
-from penstock.client.remedies import REMEDIES, UNKNOWN_TOPIC, UNKNOWN_TOPIC_MS_MAX
+from penstock.client.remedies import REMEDIES, UNKNOWN_TOPIC
 from penstock.client.retrying import Deadline
 from penstock.client.sequencing import Delivery, Lane, Producer
 from penstock.protocol import client_produce
@@ -271,7 +271,7 @@ class Pipeline:
         may_pass = isinstance(error, TopicChanged) or error.code in REMEDIES
         is_of_topic = isinstance(error, TopicChanged) or error.code in UNKNOWN_TOPIC
         tried_ms = 0.0 if lane.patience is None else lane.patience.timeout_ms - lane.patience.left_ms
-        if not may_pass or (is_of_topic and tried_ms > UNKNOWN_TOPIC_MS_MAX):
+        if not may_pass or (is_of_topic and tried_ms > self._cluster.settings.unknown_topic_ms_max):
             self.failure = error
             raise error
         self._stall(lane, error)

@@ -11,7 +11,7 @@ from penstock.client.connection import Connection
 from penstock.client.errors import ClientError, Refused, Unavailable, check, refusal
 from penstock.client.grouping import by_topic
 from penstock.client.metadata import Isolation, Place
-from penstock.client.remedies import REMEDIES, UNKNOWN_TOPIC, UNKNOWN_TOPIC_MS_MAX
+from penstock.client.remedies import REMEDIES, UNKNOWN_TOPIC
 from penstock.client.retrying import Deadline
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
@@ -22,6 +22,10 @@ EARLIEST: Final = -2
 
 _OFFSET_FETCH: Final = 9
 _GROUPS_FROM: Final = 8
+#: Before it nobody can ask for all partitions.
+_OLDEST_FETCH: Final = 2
+#: Before it the client says how long offsets are kept.
+_OLDEST_COMMIT: Final = 5
 _NO_OFFSET: Final = -1
 _NO_MEMBER: Final = ""
 _NO_GENERATION: Final = -1
@@ -66,13 +70,14 @@ def list_offsets(
     """
     found: dict[Place, OffsetAt | None] = {}
     left = dict(wanted)
-    deadline, unknown = Deadline(cluster.settings.retry_deadline_ms), Deadline(UNKNOWN_TOPIC_MS_MAX)
+    deadline = Deadline(cluster.settings.retry_deadline_ms)
+    unknown = Deadline(cluster.settings.unknown_topic_ms_max)
     trouble: ClientError | None = None
     for _ in cluster.attempts(deadline):
         trouble = _ask_leaders(cluster, left, isolation, found)
         left = {place: when for place, when in left.items() if place not in found}
         if not left:
-            return found
+            return {place: found[place] for place in wanted}
         if isinstance(trouble, Refused) and (trouble.code not in UNKNOWN_TOPIC or unknown.is_over):
             raise trouble
         for topic, _ in left:
@@ -173,7 +178,7 @@ def committed(
     wanted = None if partitions is None else by_topic((place, None) for place in partitions)
 
     def ask(connection: Connection) -> dict[Place, CommittedOffset]:
-        answer = connection.call(_committed_request(connection, group, wanted, stable))
+        answer = connection.call(_committed_request(connection, group, wanted, stable), oldest=_OLDEST_FETCH)
         told = answer.groups[0] if hasattr(answer, "groups") else answer
         check(getattr(told, "error_code", ErrorCode.none), f"group {group}")
         return dict(_committed(group, told))
@@ -231,7 +236,7 @@ def commit(
     request = _commit_request(group, offsets, metadata, generation, member)
 
     def ask(connection: Connection) -> None:
-        for topic in connection.call(request).topics:
+        for topic in connection.call(request, oldest=_OLDEST_COMMIT).topics:
             for each in topic.partitions:
                 check(
                     each.error_code,

@@ -37,8 +37,7 @@ REMEDIES: Final = {
     ErrorCode.unstable_offset_commit: Remedy.ASK_AGAIN,
 }
 
-#: Brokers hear of a new topic one after the other; these pass soon or not at all.
+#: Brokers hear of a new topic one after the other; these pass soon (`unknown_topic_ms_max`) or not at all.
 UNKNOWN_TOPIC: Final = frozenset(
     {ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id, ErrorCode.inconsistent_topic_id}
 )
-UNKNOWN_TOPIC_MS_MAX: Final = 5_000

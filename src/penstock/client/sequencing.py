@@ -1,8 +1,9 @@
 """The order of an idempotent producer's batches in one partition, without I/O.
 
-A broker takes a producer's batches in sequence only, and knows the last five of them again. So no more than five are on
-their way, and when one fails, it and all behind it are sent again in the same order with the same numbers. Of a producer
-that it does not know a broker takes any number: the first batch therefore goes alone, lest one behind it be taken first.
+A broker takes a producer's batches in sequence only, and knows the last five of them again. So no more than five are
+on their way, and when one fails, it and all behind it are sent again in the same order with the same numbers. Of a
+producer that it does not know a broker takes any number: the first batch therefore goes alone, lest one behind it be
+taken first.
 """
 
 from __future__ import annotations

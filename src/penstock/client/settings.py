@@ -19,6 +19,7 @@ NUMBERS: Final = {
     "fetch_bytes_max": ("max.partition.fetch.bytes", "fetch.message.max.bytes"),
     "answer_bytes_max": ("receive.message.max.bytes",),
     "metadata_age_ms_max": ("metadata.max.age.ms",),
+    "unknown_topic_ms_max": ("topic.metadata.propagation.max.ms",),
 }
 
 
@@ -70,6 +71,8 @@ class ConnectionSettings:
     fetch_bytes_max: int = 16 * 1024 * 1024
     answer_bytes_max: int = 100 * 1024 * 1024
     metadata_age_ms_max: int = 300_000
+    #: How long a topic that brokers do not know may be one that they have not heard of yet.
+    unknown_topic_ms_max: int = 5_000
     #: Names that `parse` was given and does not know.
     unknown: tuple[str, ...] = field(default=(), compare=False)
 

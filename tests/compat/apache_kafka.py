@@ -1,0 +1,107 @@
+"""Apache Kafka in a process of its own, where its jars can be had: for what our own brokers do not have to offer."""
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.chaos.late.producers import java_libs
+from tests.clusters import free_address
+from tests.waiting import eventually
+
+from penstock.client.cluster import Cluster
+from penstock.client.errors import Unavailable
+from penstock.client.settings import ConnectionSettings
+
+HOST = "127.0.0.1"
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
+START_S = 60.0
+STOP_S = 30.0
+_HEAP = ("-Xmx256M", "-XX:TieredStopAtLevel=1")
+#: One node that is all it needs.
+_ALONE = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "offsets.topic.num.partitions": "2",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.num.partitions": "2",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "group.initial.rebalance.delay.ms": "0",
+}
+
+
+def can_be_had() -> bool:
+    return java_libs() is not None
+
+
+class ApacheKafka:
+    """`listeners` are protocols, each of which gets a port: PLAINTEXT, and SSL, SASL_PLAINTEXT, SASL_SSL."""
+
+    def __init__(self, folder: Path, listeners: Sequence[str], settings: Mapping[str, str]) -> None:
+        self._folder = folder
+        self.ports = {name: free_address(HOST)[1] for name in (*listeners, "CONTROLLER")}
+        places = {name: f"{name}://{HOST}:{port}" for name, port in self.ports.items()}
+        protocols = {name: name for name in listeners} | {"CONTROLLER": "PLAINTEXT"}
+        self._settings = {
+            **_ALONE,
+            "controller.quorum.voters": f"1@{HOST}:{self.ports['CONTROLLER']}",
+            "listeners": ",".join(places.values()),
+            "advertised.listeners": ",".join(places[name] for name in listeners),
+            "listener.security.protocol.map": ",".join(f"{a}:{b}" for a, b in protocols.items()),
+            "inter.broker.listener.name": listeners[0],
+            "log.dirs": str(folder / "data"),
+            **settings,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def address(self, protocol: str, host: str = HOST) -> str:
+        return f"{host}:{self.ports[protocol]}"
+
+    def start(self, format_options: Sequence[str] = ()) -> "ApacheKafka":
+        self._folder.mkdir(parents=True, exist_ok=True)
+        properties = self._folder / "server.properties"
+        properties.write_text("".join(f"{name}={value}\n" for name, value in self._settings.items()))
+        identity = ["--cluster-id", CLUSTER_ID, "--config", str(properties)]
+        tool = _java("kafka.tools.StorageTool", "format", *identity, *format_options)
+        subprocess.run(tool, check=True, capture_output=True)
+        with self._log.open("wb") as log:
+            command = _java("kafka.Kafka", str(properties))
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            eventually(self._is_started, within_s=START_S, what="Apache Kafka's start")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait(STOP_S)
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "log"
+
+    def _is_started(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"Apache Kafka has ended:\n{self._log.read_text()[-3000:]}")
+        impatient = {"bootstrap.servers": self.address("PLAINTEXT"), "default.api.timeout.ms": "100"}
+        try:
+            with Cluster(ConnectionSettings.parse(impatient)) as cluster:
+                return bool(cluster.nodes())
+        except Unavailable:
+            return False
+
+
+def _java(program: str, *arguments: str) -> list[str]:
+    libs, java = java_libs(), shutil.which("java")
+    assert libs is not None
+    assert java is not None
+    return [java, *_HEAP, "-cp", f"{libs}/*", program, *arguments]
