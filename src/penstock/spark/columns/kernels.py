@@ -1,0 +1,479 @@
+"""What numba compiles: walking, gathering, laying out and hashing records in raw memory.
+
+All of it is in this one file because numba's cache watches only the file that a kernel stands in: with a helper
+elsewhere, an edit there would leave old machine code in use.
+
+Fields of records travel as spans, an address and a length (-1: null), one row of an int64 matrix for each of
+the fields below. Kernels trust the caller for the memory behind addresses, and nobody for what is written there:
+everything that a record says of itself is checked against the bytes that remain before it is followed.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, TypeVar, cast
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from penstock.protocol.records import LOG_APPEND_TIME, BatchHeader
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+IntPair = tuple[int, int]
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+# The rows of a matrix of records; the first four are also those of a matrix of headers.
+KEY_AT: Final = 0
+KEY_BYTES: Final = 1
+VALUE_AT: Final = 2
+VALUE_BYTES: Final = 3
+HEADERS_AT: Final = 4  # where a read record's headers lie; which header is the first of a record to write
+HEADERS_COUNT: Final = 5
+TIMESTAMP: Final = 6
+OFFSET: Final = 7
+TIMESTAMP_TYPE: Final = 8
+RECORD_FIELDS: Final = 9
+#: Takes the offset's place in records that are yet to be written.
+CONTENT_BYTES: Final = 7
+HEADER_FIELDS: Final = 4
+
+# Where a scan stands, so that it can pause.
+BATCH: Final = 0
+AT: Final = 1
+RECORDS_DONE: Final = 2
+LAST_DELTA: Final = 3
+ROWS: Final = 4
+BYTES: Final = 5
+CURSOR_FIELDS: Final = 6
+
+# How a scan ends; everything from BAD_MAGIC on is why a batch is corrupt.
+FINISHED: Final = 0
+PAUSED: Final = 1
+BAD_MAGIC: Final = 2
+BAD_COUNT: Final = 3
+BAD_VARINT: Final = 4
+BAD_LENGTH: Final = 5
+BAD_HEADERS: Final = 6
+BAD_END: Final = 7
+BAD_ORDER: Final = 8
+BYTES_LEFT: Final = 9
+
+# A batch that is to be written.
+FIRST_ROW: Final = 0
+BODY_BYTES: Final = 1
+MAX_TIMESTAMP: Final = 2
+CUT_FIELDS: Final = 3
+
+#: Length, attributes, timestamp, offset, key, value and header count take a byte each at the least.
+RECORD_BYTES_MIN: Final = 7
+_INT_GROUPS_MAX: Final = 5
+_LONG_GROUPS_MAX: Final = 10
+_MAGIC: Final = 2
+#: What a count of microseconds can hold; timestamps beyond it are moved to it, so that their order is kept.
+_TIMESTAMP_MS_MAX: Final = ((1 << 63) - 1) // 1000
+
+_BASE_OFFSET: Final = BatchHeader._fields.index("base_offset")
+_MAGIC_FIELD: Final = BatchHeader._fields.index("magic")
+_ATTRIBUTES: Final = BatchHeader._fields.index("attributes")
+_LAST_OFFSET_DELTA: Final = BatchHeader._fields.index("last_offset_delta")
+_BASE_TIMESTAMP: Final = BatchHeader._fields.index("base_timestamp")
+_MAX_TIMESTAMP: Final = BatchHeader._fields.index("max_timestamp")
+RECORD_COUNT: Final = BatchHeader._fields.index("record_count")
+
+
+def kernel(function: Kernel) -> Kernel:
+    """Compiled when first called. Kept in numba's cache (NUMBA_CACHE_DIR, beside this file, or the user's own),
+    or compiled again by each process where none of these can be written."""
+    compiled = numba.njit(nogil=True)(function)
+    with suppress(RuntimeError):
+        compiled.enable_caching()
+    return cast(Kernel, compiled)
+
+
+def inlined(function: Kernel) -> Kernel:
+    """A step of a kernel that is worth a copy at each place that takes it: scans are half as fast again."""
+    return cast(Kernel, numba.njit(nogil=True, inline="always")(function))
+
+
+# -- memory by its address ---------------------------------------------------------------------------------------
+
+
+def _load(_typing: Any, _address: Any) -> Any:
+    def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        byte = builder.load(builder.inttoptr(args[0], cgutils.voidptr_t))
+        return builder.zext(byte, ir.IntType(64))
+
+    return types.int64(types.int64), emit
+
+
+def _store(_typing: Any, _address: Any, _byte: Any) -> Any:
+    def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        byte = builder.trunc(args[1], ir.IntType(8))
+        builder.store(byte, builder.inttoptr(args[0], cgutils.voidptr_t))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), emit
+
+
+def _copy(_typing: Any, _target: Any, _source: Any, _count: Any) -> Any:
+    def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        target, source = (builder.inttoptr(address, cgutils.voidptr_t) for address in args[:2])
+        cgutils.raw_memcpy(builder, target, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), emit
+
+
+byte_at: Callable[[int], int] = intrinsic(_load)
+put_byte: Callable[[int, int], None] = intrinsic(_store)
+copy_bytes: Callable[[int, int, int], None] = intrinsic(_copy)
+
+
+# -- reading: a negative address stands for the reason why there is nothing to read --------------------------------
+
+
+@inlined
+def _read_varint(at: int, end: int, groups_max: int) -> tuple[int, int]:
+    """The number and the address after it."""
+    if end - at >= 2:  # one or two bytes is what nearly all take
+        value = byte_at(at)
+        if value < 0x80:
+            return (value >> 1) ^ -(value & 1), at + 1
+        byte = byte_at(at + 1)
+        if byte < 0x80:
+            value = (value & 0x7F) | byte << 7
+            return (value >> 1) ^ -(value & 1), at + 2
+    return _read_any_varint(at, end, groups_max)
+
+
+@kernel
+def _read_any_varint(at: int, end: int, groups_max: int) -> tuple[int, int]:
+    value = 0
+    for group in range(min(groups_max, end - at)):
+        byte = byte_at(at + group)
+        if group == 9:  # only two bits of the tenth byte are left once the sign has been shifted out
+            if byte < 0x80:
+                return (value >> 1 | (byte & 3) << 62) ^ -(value & 1), at + 10
+            break
+        value |= (byte & 0x7F) << (7 * group)
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at + group + 1
+    return 0, -BAD_VARINT
+
+
+@inlined
+def _read_sized(at: int, end: int) -> tuple[int, int]:
+    """How long the field is, and the address after it, so that it begins as far before that as it is long."""
+    length, at = _read_varint(at, end, _INT_GROUPS_MAX)
+    if at < 0 or length == -1:
+        return -1, at
+    if length < 0 or length > end - at:
+        return -1, -BAD_LENGTH
+    return length, at + length
+
+
+@inlined
+def _skip_headers(at: int, end: int, count: int) -> int:
+    """The address after so many headers."""
+    if count < 0 or count > (end - at) // 2:
+        return -BAD_HEADERS
+    for _ in range(count):
+        length, at = _read_sized(at, end)
+        if at < 0:
+            return at
+        if length < 0:
+            return -BAD_HEADERS
+        _, at = _read_sized(at, end)
+        if at < 0:
+            return at
+    return at
+
+
+@inlined
+def _read_record(at: int, body_end: int, records: Int64s, row: int) -> int:
+    """Note the fields of one record, with deltas for offset and timestamp. Returns the address after it."""
+    length, at = _read_varint(at, body_end, _INT_GROUPS_MAX)
+    if at < 0:
+        return at
+    if length < 0 or length > body_end - at:
+        return -BAD_LENGTH
+    end = at + length
+    records[TIMESTAMP, row], at = _read_varint(at + 1, end, _LONG_GROUPS_MAX)
+    if at < 0:
+        return at
+    records[OFFSET, row], at = _read_varint(at, end, _INT_GROUPS_MAX)
+    if at < 0:
+        return at
+    length, at = _read_sized(at, end)
+    if at < 0:
+        return at
+    records[KEY_BYTES, row], records[KEY_AT, row] = length, at - length
+    length, at = _read_sized(at, end)
+    if at < 0:
+        return at
+    records[VALUE_BYTES, row], records[VALUE_AT, row] = length, at - length
+    count, at = _read_varint(at, end, _INT_GROUPS_MAX)
+    if at < 0:
+        return at
+    records[HEADERS_COUNT, row], records[HEADERS_AT, row] = count, at
+    at = _skip_headers(at, end, count)
+    if at >= 0 and at != end:
+        return -BAD_END
+    return at
+
+
+@inlined
+def _microseconds(timestamp_ms: int) -> int:
+    return max(-_TIMESTAMP_MS_MAX, min(timestamp_ms, _TIMESTAMP_MS_MAX)) * 1000
+
+
+@kernel
+def _check_batch(header: Int64s, body_bytes: int) -> int:
+    if header[_MAGIC_FIELD] != _MAGIC:
+        return BAD_MAGIC
+    count = header[RECORD_COUNT]
+    if count < 0 or count > body_bytes // RECORD_BYTES_MIN or header[_LAST_OFFSET_DELTA] < 0:
+        return BAD_COUNT
+    return FINISHED
+
+
+@kernel
+def _scan_batch(
+    header: Int64s, body_end: int, cursor: Int64s, records: Int64s, wanted: IntPair, limits: IntPair
+) -> int:
+    """Note the wanted records of one batch, from the cursor on and after those already noted."""
+    at, done, delta = cursor[AT], cursor[RECORDS_DONE], cursor[LAST_DELTA]
+    row, used = cursor[ROWS], cursor[BYTES]
+    base_offset, base_timestamp = header[_BASE_OFFSET], header[_BASE_TIMESTAMP]
+    count, delta_max = header[RECORD_COUNT], header[_LAST_OFFSET_DELTA]
+    append_time = header[_ATTRIBUTES] & LOG_APPEND_TIME
+    ending = FINISHED
+    while done < count:
+        if row == limits[0]:
+            ending = PAUSED
+            break
+        after = _read_record(at, body_end, records, row)
+        if after < 0:
+            ending = -after
+            break
+        if row > 0 and used + after - at > limits[1]:
+            ending = PAUSED
+            break
+        if not delta < records[OFFSET, row] <= delta_max:
+            ending = BAD_ORDER
+            break
+        delta = records[OFFSET, row]
+        offset = base_offset + delta
+        if wanted[0] <= offset < wanted[1]:
+            used += after - at
+            timestamp = header[_MAX_TIMESTAMP] if append_time else base_timestamp + records[TIMESTAMP, row]
+            records[OFFSET, row] = offset
+            records[TIMESTAMP, row] = _microseconds(timestamp)
+            records[TIMESTAMP_TYPE, row] = 1 if append_time else 0
+            row += 1
+        at, done = after, done + 1
+    if ending == FINISHED and at != body_end:
+        ending = BYTES_LEFT
+    cursor[AT], cursor[RECORDS_DONE], cursor[LAST_DELTA] = at, done, delta
+    cursor[ROWS], cursor[BYTES] = row, used
+    return ending
+
+
+@kernel
+def scan(
+    headers: Int64s, bodies: Int64s, cursor: Int64s, records: Int64s, wanted: IntPair, limits: IntPair
+) -> int:
+    """Fill `records` with those of all batches whose offsets are wanted (from, to), and say how it ended.
+
+    It pauses at the limits, of rows and of bytes, though a single record may be larger; the cursor then tells how
+    many were noted, and the next call goes on from there.
+    """
+    cursor[ROWS] = cursor[BYTES] = 0
+    while cursor[BATCH] < len(bodies):
+        batch = cursor[BATCH]
+        start, length = bodies[batch, 0], bodies[batch, 1]
+        if cursor[RECORDS_DONE] == 0:
+            cursor[AT], cursor[LAST_DELTA] = start, -1
+            fault = _check_batch(headers[batch], length)
+            if fault != FINISHED:
+                return fault
+        ending = _scan_batch(headers[batch], start + length, cursor, records, wanted, limits)
+        if ending != FINISHED:
+            return ending
+        cursor[BATCH] += 1
+        cursor[RECORDS_DONE] = 0
+    return FINISHED
+
+
+@kernel
+def read_headers(starts: Int64s, counts: Int64s, headers: Int64s) -> int:
+    """Note every header of records that a scan has found sound. Returns how many there are."""
+    place = 0
+    for row in range(len(starts)):
+        at = starts[row]
+        for _ in range(counts[row]):
+            # A number that was read once within its bounds ends where it ended then.
+            length, at = _read_varint(at, at + _INT_GROUPS_MAX, _INT_GROUPS_MAX)
+            headers[KEY_AT, place], headers[KEY_BYTES, place] = at, length
+            at += length
+            length, at = _read_varint(at, at + _INT_GROUPS_MAX, _INT_GROUPS_MAX)
+            headers[VALUE_AT, place], headers[VALUE_BYTES, place] = at, length
+            at += max(length, 0)
+            place += 1
+    return place
+
+
+# -- gathering -----------------------------------------------------------------------------------------------------
+
+
+@kernel
+def measure(lengths: Int64s) -> tuple[int, int]:
+    """How many bytes all fields have together, and how many fields are null."""
+    total = nulls = 0
+    for row in range(len(lengths)):
+        if lengths[row] < 0:
+            nulls += 1
+        else:
+            total += lengths[row]
+    return total, nulls
+
+
+@kernel
+def gather(starts: Int64s, lengths: Int64s, offsets: Int32s, target: int) -> int:
+    """Copy all fields to `target`, one after the other, and note where each begins. Returns where the last ends."""
+    end = 0
+    offsets[0] = 0
+    for row in range(len(starts)):
+        if lengths[row] > 0:
+            copy_bytes(target + end, starts[row], lengths[row])
+            end += lengths[row]
+        offsets[row + 1] = end
+    return end
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _varint_bytes(value: int) -> int:
+    """Of a number that takes its zigzag form into 64 bits, all of which count."""
+    left = (value << 1) ^ (value >> 63)
+    count = 1
+    while left & ~0x7F:
+        left = left >> 7 & (1 << 57) - 1
+        count += 1
+    return count
+
+
+@kernel
+def _put_varint(at: int, value: int) -> int:
+    left = (value << 1) ^ (value >> 63)
+    while left & ~0x7F:
+        put_byte(at, left & 0x7F | 0x80)
+        left = left >> 7 & (1 << 57) - 1
+        at += 1
+    put_byte(at, left)
+    return at + 1
+
+
+@inlined
+def _sized_bytes(length: int) -> int:
+    return _varint_bytes(length) + max(length, 0)
+
+
+@inlined
+def _put_sized(at: int, start: int, length: int) -> int:
+    at = _put_varint(at, length)
+    if length > 0:
+        copy_bytes(at, start, length)
+        at += length
+    return at
+
+
+@kernel
+def _content_bytes_fixed(records: Int64s, row: int, headers: Int64s) -> int:
+    """What a record takes besides its length and its two deltas."""
+    count = records[HEADERS_COUNT, row]
+    total = 1 + _sized_bytes(records[KEY_BYTES, row]) + _sized_bytes(records[VALUE_BYTES, row])
+    total += _varint_bytes(count)
+    for header in range(records[HEADERS_AT, row], records[HEADERS_AT, row] + count):
+        total += _sized_bytes(headers[KEY_BYTES, header]) + _sized_bytes(headers[VALUE_BYTES, header])
+    return total
+
+
+@kernel
+def cut(records: Int64s, headers: Int64s, body_bytes_max: int, cuts: Int64s) -> int:
+    """Lay records out in batches, none larger than the bound unless by a single record. Returns how many."""
+    batch = -1
+    first = used = 0
+    for row in range(records.shape[1]):
+        fixed = _content_bytes_fixed(records, row, headers)
+        timestamp = records[TIMESTAMP, row]
+        content = fixed + _varint_bytes(timestamp - records[TIMESTAMP, first]) + _varint_bytes(row - first)
+        whole = content + _varint_bytes(content)
+        if batch < 0 or used + whole > body_bytes_max:
+            batch += 1
+            first, used = row, 0
+            content = fixed + 2  # both deltas are zero
+            whole = content + _varint_bytes(content)
+            cuts[FIRST_ROW, batch], cuts[MAX_TIMESTAMP, batch] = first, timestamp
+        used += whole
+        records[CONTENT_BYTES, row] = content
+        cuts[BODY_BYTES, batch] = used
+        cuts[MAX_TIMESTAMP, batch] = max(cuts[MAX_TIMESTAMP, batch], timestamp)
+    return batch + 1
+
+
+@kernel
+def write(records: Int64s, headers: Int64s, first: int, end: int, at: int) -> int:
+    """Write the records of one batch as `cut` has laid them out. Returns the address after them."""
+    base_timestamp = records[TIMESTAMP, first]
+    for row in range(first, end):
+        at = _put_varint(at, records[CONTENT_BYTES, row])
+        put_byte(at, 0)
+        at = _put_varint(at + 1, records[TIMESTAMP, row] - base_timestamp)
+        at = _put_varint(at, row - first)
+        at = _put_sized(at, records[KEY_AT, row], records[KEY_BYTES, row])
+        at = _put_sized(at, records[VALUE_AT, row], records[VALUE_BYTES, row])
+        count = records[HEADERS_COUNT, row]
+        at = _put_varint(at, count)
+        for header in range(records[HEADERS_AT, row], records[HEADERS_AT, row] + count):
+            at = _put_sized(at, headers[KEY_AT, header], headers[KEY_BYTES, header])
+            at = _put_sized(at, headers[VALUE_AT, header], headers[VALUE_BYTES, header])
+    return at
+
+
+# -- partitioning --------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _murmur2(start: int, length: int) -> int:
+    """The hash of Java's producer, as 32 bits without a sign. All products stay below 2^63."""
+    mask, multiplier = 0xFFFFFFFF, 0x5BD1E995
+    state = 0x9747B28C ^ length
+    whole = length & ~3
+    for at in range(start, start + whole, 4):
+        word = byte_at(at) | byte_at(at + 1) << 8 | byte_at(at + 2) << 16 | byte_at(at + 3) << 24
+        word = word * multiplier & mask
+        word = (word ^ word >> 24) * multiplier & mask
+        state = (state * multiplier & mask) ^ word
+    for place in range(length - whole):
+        state ^= byte_at(start + whole + place) << 8 * place
+    if length > whole:
+        state = state * multiplier & mask
+    state = (state ^ state >> 13) * multiplier & mask
+    return state ^ state >> 15
+
+
+@kernel
+def partition(starts: Int64s, lengths: Int64s, count: int, without_key: int, partitions: Int32s) -> None:
+    """Where Java's producer would send each key."""
+    for row in range(len(starts)):
+        if lengths[row] < 0:
+            partitions[row] = without_key
+        else:
+            partitions[row] = (_murmur2(starts[row], lengths[row]) & 0x7FFFFFFF) % count
