@@ -278,16 +278,17 @@ class ActiveShard(Generic[ShardT]):
             self._on_failure(self)
 
     def _set_timer(self) -> None:
+        """One that is set too early stays: to look for nothing once is cheaper than to move it at every step."""
         deadline_ms = self.shard.next_deadline_ms()
+        if deadline_ms is None:
+            return
         if self._timer is not None:
-            if deadline_ms == self._timer_deadline_ms:
+            if self._timer_deadline_ms <= deadline_ms:
                 return
             self._timer.cancel()
-            self._timer = None
-        if deadline_ms is not None:
-            delay_s = max(deadline_ms - self._now_ms(), 0) / 1000
-            self._timer = self._loop.call_later(min(delay_s, _TIMER_MAX_S), self._on_timer)
-            self._timer_deadline_ms = deadline_ms
+        delay_s = max(deadline_ms - self._now_ms(), 0) / 1000
+        self._timer = self._loop.call_later(min(delay_s, _TIMER_MAX_S), self._on_timer)
+        self._timer_deadline_ms = deadline_ms
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pkgutil
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +14,6 @@ import pytest
 from tests.unit.broker.raw_client import create_topic, delete_topic, running, until
 from tests.unit.broker.transaction_stage import SETTINGS, Stage, restart, staged
 from tests.unit.broker.transactional import (
-    ADD_PARTITIONS,
     DESCRIBE_PRODUCERS,
     NEW,
     OLD,
@@ -24,12 +24,13 @@ from tests.unit.broker.transactional import (
 )
 from tests.unit.broker.wire_client import WireClient
 
-from penstock.broker.broker_calls import ask_broker
 from penstock.broker.node import Node
+from penstock.broker.transactions.marker_outbox import MarkerOutbox
 from penstock.broker.transactions.markers import MarkerDelivery
 from penstock.broker.transactions.metrics import transaction_families
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ErrorCode
+from penstock.transactions.messages import Markers, TopicPartition
 
 NONE = ErrorCode.none
 BOTH = pytest.mark.parametrize("versions", [OLD, NEW], ids=["old", "new"])
@@ -159,7 +160,7 @@ async def test_a_transaction_that_was_prepared_is_completed_after_a_restart(
         await never.wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.broker.transactions.marker_outbox.MarkerOutbox.write", never_written)
+        patch.setattr(MarkerDelivery, "_write", never_written)
         assert await producer.end(commit=True) is NONE
         assert (await producer.state()).transaction_state == "PrepareCommit"
         assert await stage.committed() == []
@@ -197,21 +198,27 @@ async def test_an_operator_finds_and_ends_a_transaction_that_hangs(tmp_path: Pat
         await client.close()
 
 
-@pytest.mark.parametrize("failing", [ADD_PARTITIONS, WRITE_TXN_MARKERS])
+@pytest.mark.parametrize(
+    "failing",
+    [
+        "penstock.broker.transactions.coordinator.TransactionCoordinator.join",
+        "penstock.broker.transactions.markers.end_here",
+    ],
+)
 async def test_a_mistake_in_one_answer_holds_up_nobody(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, failing: int
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     """Whoever asked would wait for ever, and with a batch all that its producer sends after it."""
     producer = await stage.producer(NEW)
-    mistakes = [failing]
+    mistakes = ["a mistake"]
+    answer = pkgutil.resolve_name(failing)
 
-    async def mistaken(node: Node, broker_id: int, api_key: int, *args: Any, **named: Any) -> Any:
-        if api_key in mistakes:
-            mistakes.remove(api_key)
-            raise LookupError("a mistake")
-        return await ask_broker(node, broker_id, api_key, *args, **named)
+    async def mistaken(*args: Any, **named: Any) -> Any:
+        if mistakes:
+            raise LookupError(mistakes.pop())
+        return await answer(*args, **named)
 
-    monkeypatch.setattr("penstock.broker.transactions.outbox.ask_broker", mistaken)
+    monkeypatch.setattr(failing, mistaken)
     first = producer.batch("a")
     while (error := await producer.send_batch(first)) is ErrorCode.not_enough_replicas:
         pass
@@ -220,6 +227,20 @@ async def test_a_mistake_in_one_answer_holds_up_nobody(
     assert await stage.settled(producer) == "CompleteCommit"
     assert not mistakes
     assert await stage.committed() == ["a"]
+
+
+async def test_a_mistake_in_the_answer_of_another_broker_is_no_answer(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def mistaken(*args: Any, **named: Any) -> Any:
+        raise LookupError("a mistake")
+
+    monkeypatch.setattr("penstock.broker.transactions.outbox.ask_broker", mistaken)
+    outbox, place = MarkerOutbox(stage.node, stage.node.node_id + 1), TopicPartition("t", 0)
+    markers = Markers(1, "tx", 1000, 0, True, (place,), 2)
+    for _ in range(2):
+        told = await outbox.write(markers, 0, markers.partitions, lambda: False)
+        assert told == {place: ErrorCode.network_exception}
 
 
 async def test_a_mistake_does_not_end_the_delivery_of_markers(

@@ -185,6 +185,39 @@ async def test_a_batch_that_is_verified_while_its_transaction_ends_is_refused(
     assert await stage.everything() == []
 
 
+@BOTH
+async def test_all_partitions_of_a_request_are_verified_by_one_question(
+    stage: Stage, versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = await stage.producer(versions)
+    await stage.begin(producer, 0, 1)
+    verification = stage.node.transactions.verification
+    ask, asked = verification.ask, []
+
+    async def ask_loudly(question: Any, partitions: Any) -> Any:
+        asked.append([place.partition for place in partitions])
+        return await ask(question, partitions)
+
+    monkeypatch.setattr(verification, "ask", ask_loudly)
+    for values in (("a", "b"), ("c", "d")):
+        batches = {index: producer.batch(value, partition=index) for index, value in enumerate(values)}
+        assert await producer.send_batches(batches) == [NONE] * 2
+    assert asked == [[0, 1]], "what follows in the same transaction asks nobody"
+    assert await producer.end(commit=True) is NONE
+    await stage.settled(producer)
+    assert (await stage.committed(0), await stage.committed(1)) == (["a", "c"], ["b", "d"])
+
+
+async def test_a_partition_that_is_not_in_the_transaction_does_not_keep_others_of_the_request(
+    stage: Stage,
+) -> None:
+    producer = await stage.producer(OLD)
+    await stage.begin(producer, 1)
+    batches = {index: producer.batch(str(index), partition=index) for index in (0, 1)}
+    assert await producer.send_batches(batches) == [ErrorCode.transaction_abortable, NONE]
+    assert (await stage.everything(0), await stage.everything(1)) == ([], ["1"])
+
+
 async def test_a_transaction_may_begin_before_the_marker_of_the_last_one_is_written(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,11 @@ class TransactionalClient:
         return await self.send_batch(self.batch(*values, topic=topic, partition=partition), topic, partition)
 
     async def send_batch(self, batch: bytes, topic: str = "t", partition: int = 0) -> ErrorCode:
+        (error,) = await self.send_batches({partition: batch}, topic)
+        return error
+
+    async def send_batches(self, batches: dict[int, bytes], topic: str = "t") -> list[ErrorCode]:
+        """In one request, a batch for each partition."""
         reply = await self.ask(
             PRODUCE,
             self.versions.produce,
@@ -108,12 +113,13 @@ class TransactionalClient:
             topic_data=(
                 SimpleNamespace(
                     name=topic,
-                    partition_data=(SimpleNamespace(index=partition, records=batch),),
+                    partition_data=tuple(
+                        SimpleNamespace(index=index, records=batch) for index, batch in batches.items()
+                    ),
                 ),
             ),
         )
-        error: ErrorCode = reply.responses[0].partition_responses[0].error_code
-        return error
+        return [partition.error_code for partition in reply.responses[0].partition_responses]
 
     async def end(self, commit: bool, **fields: Any) -> ErrorCode:
         defaults = {

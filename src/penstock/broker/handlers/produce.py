@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.broker.connection import HANG_UP, Connection, Reply, Slot
 from penstock.broker.context import RequestContext
@@ -37,7 +38,7 @@ from penstock.protocol.records import HEADER_BYTES, NO_PRODUCER_ID, TRANSACTIONA
 
 if TYPE_CHECKING:
     from penstock.broker.partition import OnCommit, Partition
-    from penstock.broker.transactions.admission import Writer
+    from penstock.broker.transactions.admission import Word, Writer
     from penstock.log.log import Appended
     from penstock.log.transactions import VerificationGuard
 
@@ -200,6 +201,16 @@ def _endpoints(ctx: RequestContext, topics: list[tuple[bytes, Results]]) -> tupl
     return tuple(hints.endpoints.values())
 
 
+class _Late(NamedTuple):
+    """A batch that cannot be appended at once, and the place of its result."""
+
+    partition: Partition
+    records: bytearray
+    results: Results
+    place: int
+    key: tuple[int, int]
+
+
 class _Waiting:
     """A produce request some of whose partitions are not done yet."""
 
@@ -220,6 +231,7 @@ class _Waiting:
         self._open: set[tuple[int, int]] = set()  # (identity of the results list, place in it)
         self._lists: dict[int, Results] = {}
         self._commits: list[tuple[Partition, OnCommit]] = []
+        self._unverified: dict[Writer, list[_Late]] = {}
         self._slot: Slot | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -237,28 +249,26 @@ class _Waiting:
     def prepare(
         self, partition: Partition, records: memoryview, results: Results, writer: Writer | None
     ) -> None:
-        """Decode off the loop; the bytes are copied because the frame's buffer is reused meanwhile."""
-        place, key = self._begin(partition, records, results)
-        turn = self._append_in_turn(partition, bytearray(records), partition.last_turn, writer, None)
-        task = self._ctx.node.spawn(self._finish(turn, partition, results, place, key))
+        """Decode off the loop."""
+        late = self._begin(partition, records, results)
+        turn = self._append_in_turn(late, partition.last_turn, writer, None)
+        task = self._ctx.node.spawn(self._finish(turn, late))
         partition.begin_turn(task)
         self._hold_memory(len(records), task)
 
     def verify(self, partition: Partition, records: memoryview, results: Results, writer: Writer) -> None:
-        """Ask the coordinator first; what else the same producer sends meanwhile waits for it."""
-        place, key = self._begin(partition, records, results)
-        copied = bytearray(records)
+        """Ask the coordinator first, about all of a writer's at once."""
+        self._unverified.setdefault(writer, []).append(self._begin(partition, records, results))
 
-        def work(previous: asyncio.Task[None] | None) -> Coroutine[None, None, None]:
-            appending = self._append_verified(partition, copied, previous, writer)
-            return self._finish(appending, partition, results, place, key)
+    def _line_up(self, writer: Writer, batches: list[_Late]) -> None:
+        """What else the same producer sends meanwhile waits for them."""
+        task = self._ctx.node.transactions.admission.line_up(
+            [late.partition for late in batches], writer, partial(self._append_verified, batches, writer)
+        )
+        self._hold_memory(sum(len(late.records) for late in batches), task)
 
-        task = self._ctx.node.transactions.admission.line_up(partition, writer, work)
-        self._hold_memory(len(records), task)
-
-    def _begin(
-        self, partition: Partition, records: memoryview, results: Results
-    ) -> tuple[int, tuple[int, int]]:
+    def _begin(self, partition: Partition, records: memoryview, results: Results) -> _Late:
+        """The bytes are copied because the frame's buffer is reused meanwhile."""
         max_bytes = partition.log.config.max_message_bytes
         if len(records) > max_bytes and find_repeat(partition, records) is None:
             raise ApiError(
@@ -267,7 +277,7 @@ class _Waiting:
             )
         place = len(results)
         results.append(PartitionResult(partition.index, ErrorCode.request_timed_out.value))
-        return place, self._opened(results, place)
+        return _Late(partition, bytearray(records), results, place, self._opened(results, place))
 
     def _hold_memory(self, size: int, task: asyncio.Task[None]) -> None:
         server = self._ctx.node.server
@@ -276,14 +286,8 @@ class _Waiting:
         if server.buffers.is_full:
             server.wait_for_memory(self._connection)
 
-    async def _finish(
-        self,
-        appending: Coroutine[None, None, Appended],
-        partition: Partition,
-        results: Results,
-        place: int,
-        key: tuple[int, int],
-    ) -> None:
+    async def _finish(self, appending: Coroutine[None, None, Appended], late: _Late) -> None:
+        partition, _, results, place, key = late
         try:
             appended = await appending
         except ApiError as error:
@@ -305,43 +309,51 @@ class _Waiting:
 
     async def _append_in_turn(
         self,
-        partition: Partition,
-        records: bytearray,
+        late: _Late,
         previous: asyncio.Task[Any] | None,
         writer: Writer | None,
         guard: VerificationGuard | None,
     ) -> Appended:
         """Batches are prepared side by side and appended in the order in which they came."""
-        node = self._ctx.node
-        prepared = node.in_thread(node.prepare_batch, partition, records)
+        node, partition = self._ctx.node, late.partition
+        prepared = node.in_thread(node.prepare_batch, partition, late.records)
         if previous is not None:
             await asyncio.wait([previous])
         try:
             ready = memoryview(await prepared)
         except ApiError as error:
             partition.check_leader()
-            return repeated(partition, memoryview(records), error)
+            return repeated(partition, memoryview(late.records), error)
         return self._append_late(partition, ready, writer, guard)
 
     async def _append_verified(
-        self,
-        partition: Partition,
-        records: bytearray,
-        previous: asyncio.Task[None] | None,
-        writer: Writer,
-    ) -> Appended:
-        if previous is not None:
-            await asyncio.wait([previous])
+        self, batches: list[_Late], writer: Writer, previous: set[asyncio.Task[None]]
+    ) -> None:
+        if previous:
+            await asyncio.wait(previous)
+        partitions = [late.partition for late in batches]
         try:
-            guard = await self._ctx.node.transactions.admission.guard(partition, writer)
-        except ApiError as error:
-            _note_passing(partition, memoryview(records), error)
-            raise
+            words = await self._ctx.node.transactions.admission.words(partitions, writer)
+        except Exception:
+            self._ctx.node.server.failed(self._connection)
+            return
+        appending = [
+            self._finish(self._append_at_word(late, writer, words[late.partition]), late) for late in batches
+        ]
+        if any(partition.takes_turns for partition in partitions):
+            await asyncio.gather(*appending)
+            return
+        for each in appending:
+            await each  # none of them waits, so none needs a task
+
+    async def _append_at_word(self, late: _Late, writer: Writer, word: Word) -> Appended:
+        partition, records = late.partition, late.records
+        if isinstance(word, ApiError):
+            _note_passing(partition, memoryview(records), word)
+            raise word
         if not partition.takes_turns:
-            return self._append_late(partition, memoryview(records), writer, guard)
-        turn = self._ctx.node.spawn(
-            self._append_in_turn(partition, records, partition.last_turn, writer, guard)
-        )
+            return self._append_late(partition, memoryview(records), writer, word)
+        turn = self._ctx.node.spawn(self._append_in_turn(late, partition.last_turn, writer, word))
         partition.begin_turn(turn)
         return await turn
 
@@ -369,6 +381,8 @@ class _Waiting:
             raise
 
     def begin(self) -> Slot:
+        for writer, batches in self._unverified.items():
+            self._line_up(writer, batches)
         self._slot = self._connection.defer(self._ctx.api_key)
         if not self._open:
             self._reply()

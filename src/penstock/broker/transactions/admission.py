@@ -7,18 +7,19 @@ own batches stay in the order in which they came.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 from penstock.broker.transactions.verification import Question
+from penstock.log.transactions import VerificationGuard
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.transactions.messages import TopicPartition
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
     from penstock.broker.partition import Partition
-    from penstock.log.transactions import VerificationGuard
 
 #: From this version of Produce on, the partition is added by the leader (KIP-890).
 ADDS_FROM: Final = 12
@@ -53,6 +54,8 @@ class Writer(NamedTuple):
 
 
 _Key = tuple[UUID, int, int]  # topic id, partition, producer id
+#: What to append with; None where nothing needs to be said, an error where nothing may be appended.
+Word = VerificationGuard | ApiError | None
 
 
 class Admission:
@@ -73,45 +76,75 @@ class Admission:
         return partition.log.producers.needs_verification(writer.producer_id, writer.epoch)
 
     def line_up(
-        self, partition: Partition, writer: Writer, work: Callable[..., Coroutine[Any, Any, None]]
+        self,
+        partitions: Iterable[Partition],
+        writer: Writer,
+        work: Callable[[set[asyncio.Task[None]]], Coroutine[Any, Any, None]],
     ) -> asyncio.Task[None]:
-        """Run `work(previous)`, which waits for the writer's batch before it."""
-        key = _key(partition, writer)
-        task = self._node.spawn(work(self._last.get(key)))
-        self._last[key] = task
-        task.add_done_callback(lambda done: self._left(key, done))
+        """Run `work(previous)`, which waits for the writer's batches before these."""
+        keys = [_key(partition, writer) for partition in partitions]
+        task = self._node.spawn(work({self._last[key] for key in keys if key in self._last}))
+        self._last.update(dict.fromkeys(keys, task))
+        task.add_done_callback(partial(self._left, keys))
         return task
 
-    def _left(self, key: _Key, task: asyncio.Task[None]) -> None:
-        if self._last.get(key) is task:
-            del self._last[key]
+    def _left(self, keys: list[_Key], task: asyncio.Task[None]) -> None:
+        for key in keys:
+            if self._last.get(key) is task:
+                del self._last[key]
 
     async def guard(self, partition: Partition, writer: Writer) -> VerificationGuard | None:
-        """What to append with, once the coordinator has said that the partition is in the transaction.
+        """As below, for one partition. Raises ApiError."""
+        word = (await self.words((partition,), writer))[partition]
+        if isinstance(word, ApiError):
+            raise word
+        return word
 
-        None where nothing needs to be said. Raises ApiError.
+    async def words(self, partitions: Sequence[Partition], writer: Writer) -> dict[Partition, Word]:
+        """What to append with, once the coordinator has said whether each partition is in the transaction."""
+        words: dict[Partition, Word] = {}
+        left = partitions
+        for _ in range(_GUARDS_MAX):
+            left = await self._ask(left, writer, words)
+            if not left:
+                break
+        return words
+
+    async def _ask(
+        self, partitions: Sequence[Partition], writer: Writer, words: dict[Partition, Word]
+    ) -> list[Partition]:
+        """Returns those that must be asked about again.
+
+        A producer of the newer protocol may be ahead of its last transaction's marker, which voids the guard.
         """
+        asked = []
+        for partition in partitions:
+            words[partition] = guard = self._begin(partition, writer)
+            if isinstance(guard, VerificationGuard):
+                place = TopicPartition(partition.topic, partition.index)
+                asked.append((partition, place, partition.leader_epoch, guard))
+        if not asked:
+            return []
+        question = Question(writer.transactional_id, writer.producer_id, writer.epoch, writer.adds)
+        places = tuple(place for _, place, _, _ in asked)
+        outcomes = await self._node.transactions.verification.ask(question, places)
+        again = []
+        for partition, place, leader_epoch, guard in asked:
+            if outcomes[place] is not ErrorCode.none:
+                words[partition] = _refusal(outcomes[place], writer)
+            elif partition.leader_epoch != leader_epoch:
+                words[partition] = ApiError(ErrorCode.not_leader_or_follower)
+            elif writer.adds and not partition.log.producers.is_guarded(guard):
+                again.append(partition)
+        return again
+
+    def _begin(self, partition: Partition, writer: Writer) -> Word:
         if not self._needs_word(partition, writer):
             return None
-        producers = partition.log.producers
-        for _ in range(_GUARDS_MAX):
-            guard = producers.begin_verification(writer.producer_id, writer.epoch)
-            await self._hear(partition, writer)
-            # A producer of the newer protocol may be ahead of its last transaction's marker, which voids the guard.
-            if not writer.adds or producers.is_guarded(guard):
-                break
-        return guard
-
-    async def _hear(self, partition: Partition, writer: Writer) -> None:
-        """Raises ApiError unless the coordinator says that the partition is in the transaction."""
-        leader_epoch = partition.leader_epoch
-        place = TopicPartition(partition.topic, partition.index)
-        question = Question(writer.transactional_id, writer.producer_id, writer.epoch, writer.adds)
-        outcomes = await self._node.transactions.verification.ask(question, (place,))
-        if outcomes[place] is not ErrorCode.none:
-            raise _refusal(outcomes[place], writer)
-        if partition.leader_epoch != leader_epoch:
-            raise ApiError(ErrorCode.not_leader_or_follower)
+        try:
+            return partition.log.producers.begin_verification(writer.producer_id, writer.epoch)
+        except ApiError as error:
+            return error
 
     def check_open(self, partition: Partition, writer: Writer) -> None:
         """For a batch without a guard that is appended later than it came. Raises ApiError."""

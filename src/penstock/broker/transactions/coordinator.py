@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.internal_topics import TRANSACTIONS
@@ -11,9 +11,11 @@ from penstock.broker.sharded_coordinator import ShardedCoordinator
 from penstock.broker.transactions.admission import Admission
 from penstock.broker.transactions.callers import Callers
 from penstock.broker.transactions.markers import MarkerDelivery
+from penstock.broker.transactions.outbox import Outcomes
+from penstock.broker.transactions.requests import refuse_nameless
 from penstock.broker.transactions.verification import Verification
 from penstock.cluster.names import CONSUMER_OFFSETS
-from penstock.protocol.errors import ErrorCode
+from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.transactions.messages import (
     AddReply,
     AddRequest,
@@ -92,6 +94,28 @@ class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
         reply: EndReply = await self._with_producer_id(request.transactional_id, end)
         return reply
 
+    async def join(
+        self, request: AddRequest, *, verify_only: bool, forbidden: Sequence[TopicPartition] = ()
+    ) -> Outcomes:
+        """What becomes of each partition that is to be in a transaction, or that is said to be.
+
+        One that does not exist, or that is forbidden, keeps the others from being added too.
+        """
+        partition_of = self._node.image.partition
+        unknown = [place for place in request.partitions if partition_of(*place) is None]
+        if unknown or forbidden:
+            return {
+                **dict.fromkeys(request.partitions, ErrorCode.operation_not_attempted),
+                **dict.fromkeys(unknown, ErrorCode.unknown_topic_or_partition),
+                **dict.fromkeys(forbidden, ErrorCode.topic_authorization_failed),
+            }
+        try:
+            refuse_nameless(request.transactional_id)
+            reply = await (self.verify_partitions(request) if verify_only else self.add_partitions(request))
+        except ApiError as error:
+            return dict.fromkeys(request.partitions, error.code)
+        return dict(reply.partitions)
+
     async def describe(self, transactional_id: str) -> DescribedTransaction:
         return await self.read(transactional_id, lambda shard: shard.describe(transactional_id))
 
@@ -116,13 +140,14 @@ class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
 
     async def _after_the_last(self, transactional_id: str, ask: Callable[[], Awaitable[Any]]) -> Any:
         """Markers of the last transaction are often still under way: who is patient for a moment need not ask again."""
+        reply = await ask()
+        if reply.error is not ErrorCode.concurrent_transactions:
+            return reply
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_s
-        while (reply := await ask()).error is ErrorCode.concurrent_transactions:
-            left_s = deadline - loop.time()
-            if left_s <= 0:
-                break
+        while reply.error is ErrorCode.concurrent_transactions and (left_s := deadline - loop.time()) > 0:
             await self._markers.ended(transactional_id, left_s)
+            reply = await ask()
         return reply
 
     async def _with_producer_id(self, transactional_id: str, decide: Decide) -> Any:

@@ -12,9 +12,11 @@ import logging
 import random
 from typing import TYPE_CHECKING, Final
 
+from penstock.broker.transactions.ending import End, end_here
 from penstock.broker.transactions.marker_outbox import MarkerOutbox
 from penstock.broker.transactions.outbox import Outcomes
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import EndMarker
 from penstock.transactions.messages import Markers, MarkersPosition, MarkersReply, TopicPartition
 
 if TYPE_CHECKING:
@@ -122,14 +124,36 @@ class MarkerDelivery:
                 outcomes[partition] = ErrorCode.leader_not_available
             else:
                 by_leader.setdefault(state.leader, []).append(partition)
-        answers = await asyncio.gather(
-            *(
-                self._outbox(leader).write(markers, active.leader_epoch, tuple(led), lambda: active.is_closed)
-                for leader, led in by_leader.items()
-            )
-        )
+        asking = [self._write_to(leader, active, markers, led) for leader, led in by_leader.items()]
+        # Mostly it is one; each of several would be a task of its own.
+        answers = [await asking[0]] if len(asking) == 1 else await asyncio.gather(*asking)
         for answer in answers:
             outcomes |= answer
+        return outcomes
+
+    async def _write_to(
+        self,
+        broker_id: int,
+        active: ActiveShard[TransactionShard],
+        markers: Markers,
+        partitions: list[TopicPartition],
+    ) -> Outcomes:
+        if broker_id == self._node.node_id:
+            return await self._write_here(active, markers, partitions)
+        return await self._outbox(broker_id).write(
+            markers, active.leader_epoch, tuple(partitions), lambda: active.is_closed
+        )
+
+    async def _write_here(
+        self, active: ActiveShard[TransactionShard], markers: Markers, partitions: list[TopicPartition]
+    ) -> Outcomes:
+        marker = EndMarker(markers.producer_id, markers.epoch, active.leader_epoch, markers.committed)
+        try:
+            (outcomes,) = await end_here(self._node, (End(marker, markers.transaction_version, partitions),))
+        except Exception:
+            # It is tried again: the transaction would never end otherwise.
+            logger.exception("markers of %s have to wait", markers.transactional_id)
+            return dict.fromkeys(partitions, ErrorCode.unknown_server_error)
         return outcomes
 
     def _outbox(self, broker_id: int) -> MarkerOutbox:

@@ -8,16 +8,21 @@ added now.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.broker.group_requests import by_topic
 from penstock.broker.transactions.outbox import Outbox, Outcomes, Told
+from penstock.broker.transactions.requests import protocol_version
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.transactions.messages import TopicPartition
+from penstock.transactions.messages import AddRequest, TopicPartition
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
     from penstock.broker.transactions.coordinator import TransactionCoordinator
+
+
+logger = logging.getLogger("penstock.transactions")
 
 
 class Question(NamedTuple):
@@ -50,10 +55,22 @@ class Verification:
             broker_id = self._coordinator.leader_of(question.transactional_id)
             if broker_id is None:
                 raise ApiError(ErrorCode.coordinator_not_available)
+            if broker_id == self._node.node_id:
+                return await self._ask_here(question, partitions)
             outcomes: asyncio.Future[Outcomes] = asyncio.get_running_loop().create_future()
             return await self._questions_to(broker_id).ask(_Asked(question, partitions, outcomes))
         except ApiError as error:
             return dict.fromkeys(partitions, error.code)
+
+    async def _ask_here(self, question: Question, partitions: tuple[TopicPartition, ...]) -> Outcomes:
+        transactional_id, producer_id, epoch, adds = question
+        request = AddRequest(transactional_id, producer_id, epoch, partitions, protocol_version(adds))
+        try:
+            return await self._coordinator.join(request, verify_only=not adds)
+        except Exception:
+            # A batch waits for it, and with it all that its producer sends after it.
+            logger.exception("no word about the transaction of %s", transactional_id)
+            return dict.fromkeys(partitions, ErrorCode.unknown_server_error)
 
     def _questions_to(self, broker_id: int) -> _Questions:
         questions = self._questions.get(broker_id)
