@@ -1,7 +1,7 @@
 """Memory for kernels: addresses of what is there, and new memory from Arrow's pool.
 
 The pool keeps what is given back. The C library returns large blocks to the system again and again, and then the
-pages of each new one are zeroed first: a third of the time of a decode.
+pages of each new one are zeroed first: up to a third of the time of a decode.
 """
 
 import math
