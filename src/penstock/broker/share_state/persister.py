@@ -8,8 +8,10 @@ done.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -48,7 +50,10 @@ _PASSING: Final = frozenset(
     }
 )
 
+logger = logging.getLogger("penstock.share")
+
 Waiting = tuple[Question, "asyncio.Future[Answer]"]
+Ask = Callable[[list[Question]], Awaitable[Sequence[Answer]]]
 
 
 class Persister:
@@ -165,20 +170,25 @@ class Persister:
             else:
                 there.setdefault((leader, type(question), question.key.group), []).append(one)
         if here:
-            self._node.spawn(self._ask_here(here))
+            self._node.spawn(self._answer(here, self._coordinator.ask))
         for (leader, _, _), asked in there.items():
-            self._node.spawn(self._ask_there(leader, asked))
+            # Those of one topic go side by side, as the message has them.
+            asked.sort(key=lambda one: one[0].key.topic_id.bytes)
+            self._node.spawn(self._answer(asked, partial(self._ask_there, leader)))
 
-    async def _ask_here(self, waiting: list[Waiting]) -> None:
-        _give(waiting, await self._coordinator.ask([question for question, _ in waiting]))
+    async def _answer(self, waiting: list[Waiting], ask: Ask) -> None:
+        try:
+            answers = await ask([question for question, _ in waiting])
+        except Exception as error:
+            # Somebody waits for each of them, and nobody knows whether it was done.
+            logger.exception("no answer about the state of share groups")
+            answers = [Answer(ErrorCode.network_exception, str(error))] * len(waiting)
+        _give(waiting, answers)
 
-    async def _ask_there(self, leader: int, waiting: list[Waiting]) -> None:
+    async def _ask_there(self, leader: int, questions: list[Question]) -> Sequence[Answer]:
         from penstock.broker.peers import PeerUnreachable
         from penstock.broker.share_state.wire import FORMS, answers_of, request_of
 
-        # Those of one topic go side by side, as the message has them.
-        waiting.sort(key=lambda one: one[0].key.topic_id.bytes)
-        questions = [question for question, _ in waiting]
         form = FORMS[type(questions[0])]
         try:
             response = await self._node.peers.call(
@@ -189,12 +199,11 @@ class Persister:
                 purpose="share-state",
             )
         except (PeerUnreachable, TimeoutError) as error:
-            answers = [Answer(ErrorCode.network_exception, str(error))] * len(waiting)
-        else:
-            answers = answers_of(form, response)
-            if len(answers) != len(waiting):
-                answers = [Answer(ErrorCode.unknown_server_error, "some are missing")] * len(waiting)
-        _give(waiting, answers)
+            return [Answer(ErrorCode.network_exception, str(error))] * len(questions)
+        answers = answers_of(form, response)
+        if len(answers) != len(questions):
+            return [Answer(ErrorCode.unknown_server_error, "some are missing")] * len(questions)
+        return answers
 
 
 def _give(waiting: list[Waiting], answers: Sequence[Answer]) -> None:

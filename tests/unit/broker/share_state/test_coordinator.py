@@ -167,9 +167,9 @@ async def test_any_node_reaches_the_coordinator_and_the_next_one(
     sent: list[int] = []
     asked = persister_module.Persister._ask_there
 
-    async def noted(self: Any, leader: int, waiting: list[Any]) -> None:
-        sent.append(len(waiting))
-        await asked(self, leader, waiting)
+    async def noted(self: Any, leader: int, questions: list[Question]) -> Any:
+        sent.append(len(questions))
+        return await asked(self, leader, questions)
 
     monkeypatch.setattr(persister_module.Persister, "_ask_there", noted)
     await _initialize(trio.any, keys)
@@ -200,3 +200,31 @@ async def _write(node: Node, keys: list[Key], offset: int) -> None:
     await asyncio.gather(
         *(persister.write(*key, batches=[(offset, offset, 2, 1)], **options) for key in keys)
     )
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_who_waits_is_answered_after_a_failure_that_nobody_has_foreseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    node = await started(tmp_path)
+    key = await prepare(node, 1)
+    coordinator = node.share_state
+    failures = [RuntimeError("unforeseen")]
+
+    async def fail(*_: object, **__: object) -> Any:
+        raise failures.pop()
+
+    with monkeypatch.context() as patch:
+        if there:
+            patch.setattr(coordinator, "leader_of_place", lambda _: 77 if failures else node.node_id)
+            patch.setattr(node.peers, "call", fail)
+        else:
+            real = coordinator.ask
+            patch.setattr(coordinator, "ask", lambda questions: fail() if failures else real(questions))
+        await asyncio.wait_for(
+            coordinator.persister.initialize(key.group, key.topic_id, 0, state_epoch=1, start_offset=3), 10
+        )
+    assert not failures, "it was asked again"
+    state = await coordinator.persister.read(key.group, key.topic_id, 0, 1)
+    assert state.start_offset == 3
+    await node.stop()
