@@ -22,6 +22,7 @@ from penstock.client.positions import CommittedOffset, committed
 from penstock.client.prepared import Prepared, end_prepared
 from penstock.client.producing import RawProducer, TwoPhaseKind
 from penstock.client.topics import NewTopic, create_topics
+from penstock.client.transactions import fence, list_transactions
 from penstock.protocol.errors import ErrorCode
 
 pytestmark = pytest.mark.skipif(external_bootstrap() is not None, reason="kills its own nodes")
@@ -57,9 +58,12 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Every test gives it back with all nodes running."""
-    processes = ClusterProcesses(tmp_path_factory.mktemp("cluster"), settings=SETTINGS)
-    yield processes.start()
+    """Every test gives it back with all nodes running. What coordinators keep is on all of them from the start."""
+    processes = ClusterProcesses(tmp_path_factory.mktemp("cluster"), settings=SETTINGS).start()
+    with Cluster(settings(processes.bootstrap_servers)) as made:
+        for kind in Coordinates:
+            made.coordinator_id(kind, "anyone")
+    yield processes
     processes.kill()
 
 
@@ -138,6 +142,28 @@ def test_leaders_die_while_one_writes_and_others_read(
     assert {index: values(read(cluster, topic, index)) for index in sent} == sent
 
 
+def test_leaders_stand_still_and_come_back_late(nodes: ClusterProcesses, topic: str) -> None:
+    """What was sent to one that sleeps arrives when another leads, and must not count twice."""
+    impatient = settings(nodes.bootstrap_servers, **{"request.timeout.ms": "1500", "client.id": "impatient"})
+    sent: list[bytes] = []
+    reading = Reading(nodes.bootstrap_servers, topic, 0, 3 * EACH_ROUND)
+    with Cluster(impatient) as cluster, RawProducer(cluster) as producer:
+        producer.init()
+        for turn in range(3):
+            await_in_sync(cluster)
+            sleeper = nodes.nodes[cluster.topics([topic])[topic].partitions[0].leader_id]
+            for number in range(EACH_ROUND):
+                sent.append(b"%d-%d" % (turn, number))
+                producer.send(topic, 0, batch(sent[-1]))
+                if number == EACH_ROUND // 2:
+                    sleeper.freeze()
+            producer.flush()
+            sleeper.thaw()
+        await_in_sync(cluster)
+        assert values(read(cluster, topic)) == sent
+    assert reading.result() == sent
+
+
 @PROTOCOLS
 def test_nodes_die_while_transactions_are_written(
     nodes: ClusterProcesses,
@@ -213,6 +239,22 @@ def test_what_a_dead_process_has_prepared_is_ended_by_another(
     found = {i: read_committed(cluster, topic, i) for i in range(3)}
     name = winner.transactional_id
     assert found == {i: [f"{name}-{n}".encode() for n in range(30) if n % 3 == i] for i in range(3)}
+
+
+def test_what_a_dead_process_has_left_open_is_aborted_by_its_name(
+    nodes: ClusterProcesses, cluster: Cluster, topic: str, unique: Callable[[str], str]
+) -> None:
+    await_in_sync(cluster)
+    prefix = unique("left")
+    left = [prepare(nodes, topic, f"{prefix}-{version}", version) for version in (0, 2)]
+    for name, state in list_transactions(cluster, prefix).items():
+        assert state == "Ongoing"
+        fence(cluster, name)
+    assert list_transactions(cluster, prefix) == {each.transactional_id: "Empty" for each in left}
+    for each in left:
+        with pytest.raises(Fenced):
+            end_prepared(cluster, each, commit=True)
+    assert read_committed(cluster, topic) == []
 
 
 def test_a_successor_decides_about_what_it_finds_prepared(

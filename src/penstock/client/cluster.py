@@ -204,7 +204,22 @@ class Cluster:
 
     def call_node(self, node_id: int, ask: Ask[Answer], *, deadline: Deadline | None = None) -> Answer:
         """This node and no other. Raises Unavailable, and what `ask` raises unless it passes."""
-        return self._insist(lambda: self.connection(node_id), ask, f"node {node_id}", deadline=deadline)
+
+        def find() -> Connection:
+            if node_id not in self._nodes:
+                self._refresh(())
+            return self.connection(node_id)
+
+        return self._insist(find, ask, f"node {node_id}", deadline=deadline)
+
+    def call_every_node(self, ask: Ask[Answer], *, deadline: Deadline | None = None) -> list[Answer]:
+        """All nodes that there are, each once and none left out. Raises as `call_any` does."""
+
+        def ask_all(_: object) -> list[Answer]:
+            self._refresh(())
+            return [ask(self.connection(node_id)) for node_id in sorted(self._nodes)]
+
+        return self._insist(lambda: None, ask_all, "every node", deadline=deadline)
 
     def attempts(self, deadline: Deadline) -> Iterator[int]:
         return attempts(deadline, self.backoff, self.chance)

@@ -86,6 +86,7 @@ class Lane:
 
     def acknowledge(self, delivery: Delivery, offset: int | None) -> None:
         delivery.is_acknowledged, delivery.offset = True, offset
+        delivery.data = bytearray()  # whoever keeps the delivery need not keep the batch
         self._is_known = True
         # One may be acknowledged before one ahead of it, which was appended and answered with an error.
         while self.unacked and self.unacked[0].is_acknowledged:

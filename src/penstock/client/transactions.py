@@ -27,6 +27,8 @@ _PRODUCE: Final = 0
 _PRODUCE_ADDS_FROM: Final = 12
 _END_TXN: Final = 26
 _END_BUMPS_FROM: Final = 5
+#: For one who begins nothing; whoever uses the id next says how long it may take.
+_BRIEFLY_MS: Final = 60_000
 #: A transaction that has not begun has no time at which it did, and cannot be described.
 _EMPTY: Final = "Empty"
 
@@ -213,6 +215,14 @@ def end_transaction(
     return cluster.call_coordinator(Coordinates.TRANSACTION, transactional_id, ask)
 
 
+def fence(cluster: Cluster, transactional_id: str) -> None:
+    """Abort what is open under this id, prepared or not, and keep whoever had it from going on.
+
+    Raises Refused, Unavailable.
+    """
+    init_transactional(cluster, transactional_id, timeout_ms=_BRIEFLY_MS)
+
+
 # Looking
 
 
@@ -238,14 +248,14 @@ def describe_transaction(cluster: Cluster, transactional_id: str) -> Transaction
 def list_transactions(cluster: Cluster, prefix: str = "") -> dict[str, str]:
     """The states of all transactional ids that begin so, by id, as all coordinators know them together.
 
-    Raises Refused, Unavailable.
+    One whose coordinator changes while this is asked may be left out. Raises Refused, Unavailable.
     """
-    found: dict[str, str] = {}
-    for node_id in sorted(cluster.nodes()):
-        for each in cluster.call_node(node_id, _listed):
-            if str(each.transactional_id).startswith(prefix):
-                found[str(each.transactional_id)] = str(each.transaction_state)
-    return found
+    return {
+        str(each.transactional_id): str(each.transaction_state)
+        for told in cluster.call_every_node(_listed)
+        for each in told
+        if str(each.transactional_id).startswith(prefix)
+    }
 
 
 def _listed(connection: Connection) -> tuple[Any, ...]:
