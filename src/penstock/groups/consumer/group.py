@@ -24,7 +24,7 @@ from penstock.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from penstock.groups.timers import Timers
 from penstock.groups.topics import Topics
 from penstock.groups.work import Step, Timer, Token
-from penstock.protocol.errors import ErrorCode
+from penstock.protocol.errors import ApiError, ErrorCode
 
 
 class ConsumerGroup(GroupState):
@@ -200,8 +200,9 @@ def _has_had(member: Member, offset: OffsetToCommit, epoch: int, topics: Topics)
     return since.get(offset.partition, epoch + 1) <= epoch
 
 
-def described(shard: GroupShard, group_id: str) -> DescribedConsumerGroup | None:
+def described(shard: GroupShard, group_id: str) -> DescribedConsumerGroup:
+    """Raises GROUP_ID_NOT_FOUND."""
     group = shard.groups.get(group_id)
     if not isinstance(group, ConsumerGroup):
-        return None
+        raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} is not a consumer group.")
     return group.described_as_such(shard.settings.consumer_assignors[0])

@@ -1,14 +1,10 @@
 """The records of a consumer group: what they say, and their bytes in Kafka's formats."""
 
-import struct
 from enum import IntEnum
-from functools import cache
-from io import BytesIO
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import UUID
 
-from kio.serial import entity_reader, entity_writer
-
+from penstock.groups.assigned_records import Forms
 from penstock.groups.consumer import schemas
 from penstock.groups.consumer.values import (
     Assignment,
@@ -21,10 +17,6 @@ from penstock.groups.consumer.values import (
     Subscription,
     TargetEpoch,
 )
-from penstock.groups.records import KeyValue, UnknownVersion, key_type
-
-_INT16: Final = struct.Struct(">h")
-_VERSION: Final = _INT16.pack(0)
 
 
 class Kind(IntEnum):
@@ -38,68 +30,6 @@ class Kind(IntEnum):
     TARGET = 7  # Assignment, by member
     CURRENT = 8  # Current, by member
     REGEX = 16  # Resolved, by regular expression
-
-
-_OF_GROUP: Final = (Kind.GROUP_EPOCH, Kind.PARTITION_METADATA, Kind.TARGET_EPOCH)
-
-
-class Record(NamedTuple):
-    """`value` is None for a tombstone; what else it is, its kind says."""
-
-    kind: Kind
-    group_id: str
-    #: A member's id or a regular expression; empty where the record is about the whole group.
-    name: str
-    value: Any
-
-
-def encode(record: Record) -> KeyValue:
-    kind = record.kind
-    if kind in _OF_GROUP:
-        key: Any = schemas.GroupKey(group_id=record.group_id)
-    else:
-        key = schemas.NamedKey(group_id=record.group_id, name=record.name)
-    value = None if record.value is None else write_entity(_VERSION, _ENTITIES[kind](record.value))
-    return write_entity(_INT16.pack(kind), key), value
-
-
-def decode(key: bytes, value: bytes | None) -> Record:
-    kind = Kind(key_type(key))
-    parsed = read_entity(schemas.GroupKey if kind in _OF_GROUP else schemas.NamedKey, key)
-    name = "" if kind in _OF_GROUP else parsed.name
-    return Record(kind, parsed.group_id, name, None if value is None else _decode_value(kind, value))
-
-
-def _decode_value(kind: Kind, value: bytes) -> Any:
-    if kind is Kind.PARTITION_METADATA:
-        return None
-    if not value.startswith(_VERSION):
-        raise UnknownVersion(f"{kind.name} record of version {key_type(value)}")
-    schema, parse = _PARSERS[kind]
-    return parse(read_entity(schema, value))
-
-
-@cache
-def _writer(schema: Any) -> Any:
-    return entity_writer(schema)
-
-
-@cache
-def _reader(schema: Any) -> Any:
-    return entity_reader(schema)
-
-
-def write_entity(prefix: bytes, entity: Any) -> bytes:
-    buffer = BytesIO()
-    buffer.write(prefix)
-    schema: Any = type(entity)
-    _writer(schema)(buffer, entity)
-    return buffer.getvalue()
-
-
-def read_entity(schema: Any, data: bytes) -> Any:
-    entity, _ = _reader(schema)(data, _INT16.size)
-    return entity
 
 
 # --- values to entities ---
@@ -252,3 +182,10 @@ _PARSERS: Final[dict[Kind, tuple[Any, Any]]] = {
         lambda entity: Resolved(frozenset(entity.topics), entity.version, entity.timestamp),
     ),
 }
+
+FORMS: Final = Forms(
+    Kind,
+    of_group=(Kind.GROUP_EPOCH, Kind.PARTITION_METADATA, Kind.TARGET_EPOCH),
+    entities=_ENTITIES,
+    parsers=_PARSERS,
+)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
-from penstock.groups.consumer.records import Kind, Record, encode
+from penstock.groups.assigned_records import Record
+from penstock.groups.consumer.records import FORMS, Kind
 from penstock.groups.consumer.values import (
     NOTHING,
     Assignment,
@@ -57,7 +58,6 @@ class GroupState:
         )
 
     def fork(self) -> "GroupState":
-        """A copy on which an operation can try what its records will do."""
         copy = GroupState(self.group_id)
         copy.epoch, copy.metadata_hash = self.epoch, self.metadata_hash
         copy.target_epoch, copy.target_timestamp_ms = self.target_epoch, self.target_timestamp_ms
@@ -124,7 +124,10 @@ class GroupState:
         yield self._tombstone(Kind.GROUP_EPOCH)
 
     def _tombstone(self, kind: Kind, name: str = "") -> KeyValue:
-        return encode(Record(kind, self.group_id, name, None))
+        return self.record_of(kind, name, None)
+
+    def record_of(self, kind: Kind, name: str, value: Any) -> KeyValue:
+        return FORMS.encode(Record(kind, self.group_id, name, value))
 
     # Changes
 

@@ -1,20 +1,17 @@
 """The records of a share group: what they say, and their bytes in Kafka's formats."""
 
-import struct
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import UUID
 
-from penstock.groups.consumer.records import assignment_of, partition_parts, read_entity, write_entity
-from penstock.groups.consumer.schemas import GroupKey, NamedKey, TargetEpochValue, TargetValue
+from penstock.groups.assigned_records import Forms
+from penstock.groups.consumer.records import assignment_of, partition_parts
+from penstock.groups.consumer.schemas import TargetEpochValue, TargetValue
 from penstock.groups.consumer.values import Assignment, GroupEpoch
-from penstock.groups.records import KeyValue, UnknownVersion, key_type
 from penstock.groups.share import schemas
 from penstock.groups.share.values import Current, StatePlaces, Subscription
 
-_INT16: Final = struct.Struct(">h")
-_VERSION: Final = _INT16.pack(0)
 #: Kafka's number for a member that has all that it is to have: members of share groups always do.
 _STABLE: Final = 0
 
@@ -28,43 +25,6 @@ class Kind(IntEnum):
     TARGET = 13  # Assignment, by member
     CURRENT = 14  # Current, by member
     STATES = 15  # StatePlaces
-
-
-_OF_GROUP: Final = (Kind.GROUP_EPOCH, Kind.TARGET_EPOCH, Kind.STATES)
-
-
-class Record(NamedTuple):
-    """`value` is None for a tombstone; what else it is, its kind says."""
-
-    kind: Kind
-    group_id: str
-    #: A member's id; empty where the record is about the whole group.
-    name: str
-    value: Any
-
-
-def encode(record: Record) -> KeyValue:
-    kind = record.kind
-    if kind in _OF_GROUP:
-        key: Any = GroupKey(group_id=record.group_id)
-    else:
-        key = NamedKey(group_id=record.group_id, name=record.name)
-    value = None if record.value is None else write_entity(_VERSION, _ENTITIES[kind](record.value))
-    return write_entity(_INT16.pack(kind), key), value
-
-
-def decode(key: bytes, value: bytes | None) -> Record:
-    kind = Kind(key_type(key))
-    parsed = read_entity(GroupKey if kind in _OF_GROUP else NamedKey, key)
-    name = "" if kind in _OF_GROUP else parsed.name
-    return Record(kind, parsed.group_id, name, None if value is None else _decode_value(kind, value))
-
-
-def _decode_value(kind: Kind, value: bytes) -> Any:
-    if not value.startswith(_VERSION):
-        raise UnknownVersion(f"{kind.name} record of version {key_type(value)}")
-    schema, parse = _PARSERS[kind]
-    return parse(read_entity(schema, value))
 
 
 # --- values to entities ---
@@ -166,3 +126,10 @@ _PARSERS: Final[dict[Kind, tuple[Any, Any]]] = {
     Kind.CURRENT: (schemas.CurrentValue, _current),
     Kind.STATES: (schemas.StatePlacesValue, _states),
 }
+
+FORMS: Final = Forms(
+    Kind,
+    of_group=(Kind.GROUP_EPOCH, Kind.TARGET_EPOCH, Kind.STATES),
+    entities=_ENTITIES,
+    parsers=_PARSERS,
+)

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.groups.assigned_records import Record
 from penstock.groups.consumer.values import NO_TARGET, Assignment, GroupEpoch
 from penstock.groups.records import KeyValue
-from penstock.groups.share.records import Kind, Record, encode
+from penstock.groups.share.records import FORMS, Kind
 from penstock.groups.share.values import NO_STATES, Current, Member, StatePlaces, Subscription
 
 
@@ -41,7 +42,6 @@ class GroupState:
         )
 
     def fork(self) -> "GroupState":
-        """A copy on which an operation can try what its records will do."""
         copy = GroupState(self.group_id)
         copy.epoch, copy.metadata_hash, copy.target_epoch = self.epoch, self.metadata_hash, self.target_epoch
         copy.members, copy.targets, copy.states = dict(self.members), dict(self.targets), self.states
@@ -67,7 +67,10 @@ class GroupState:
         yield self._tombstone(Kind.GROUP_EPOCH)
 
     def _tombstone(self, kind: Kind, name: str = "") -> KeyValue:
-        return encode(Record(kind, self.group_id, name, None))
+        return self.record_of(kind, name, None)
+
+    def record_of(self, kind: Kind, name: str, value: Any) -> KeyValue:
+        return FORMS.encode(Record(kind, self.group_id, name, value))
 
     # Changes
 

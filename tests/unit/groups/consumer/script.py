@@ -15,11 +15,12 @@ from uuid import UUID
 from tests.unit.groups import script as classic_script
 from tests.unit.groups.consumer_world import FakeTopics
 
+from penstock.groups.assigned_records import Record
 from penstock.groups.consumer.embedded import assignment_bytes, parse_assignment
 from penstock.groups.consumer.group import ConsumerGroup
 from penstock.groups.consumer.heartbeat import heartbeat
 from penstock.groups.consumer.messages import ConsumerHeartbeat, ConsumerHeartbeatReply
-from penstock.groups.consumer.records import Kind, Record, decode
+from penstock.groups.consumer.records import FORMS, Kind
 from penstock.groups.consumer.values import AWAY, LEFT, Assignment
 from penstock.groups.messages import SyncReply, SyncRequest
 from penstock.groups.records import CONSUMER_KEYS, GroupRecord, key_type
@@ -122,7 +123,7 @@ class ConsumerScript(classic_script.Script):
         lines = []
         for key, value in work.records:
             if key_type(key) in CONSUMER_KEYS:
-                lines.append(self._stored(decode(key, value)))
+                lines.append(self._stored(FORMS.decode(key, value)))
                 self._replay("replay", key, value)
             elif isinstance(record := decode_classic(key, value), GroupRecord):
                 lines.append(_classic(record))

@@ -12,9 +12,10 @@ from typing import Any
 
 from tests.unit.groups.share.world import Member, World
 
+from penstock.groups.assigned_records import Record
 from penstock.groups.consumer.values import Assignment, GroupEpoch, assignment
 from penstock.groups.share.messages import ShareHeartbeatReply, Upkeep
-from penstock.groups.share.records import Kind, Record, decode
+from penstock.groups.share.records import FORMS, Kind
 from penstock.groups.share.values import Current, StatePlaces, Subscription
 from penstock.protocol.errors import ErrorCode
 
@@ -31,7 +32,7 @@ class Script:
         reply = getattr(self, f"_{verb.replace('-', '_')}")(*[w for w in words if "=" not in w], **named)
         records = self.world.log[self._shown :]
         self._shown = len(self.world.log)
-        yield from (self._record(decode(*record)) for record in records)
+        yield from (self._record(FORMS.decode(*record)) for record in records)
         if reply is not None:
             yield reply
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.groups.assigned_records import Record
 from penstock.groups.consumer.values import GroupEpoch
 from penstock.groups.records import UnknownVersion
-from penstock.groups.share.records import Kind, Record, decode, encode
+from penstock.groups.share.records import FORMS, Kind
 from penstock.groups.share.values import Current, StatePlaces, Subscription
 
 TOPIC, OTHER = UUID(int=1), UUID("841a4ac1-27bd-4eb3-8e41-d4bfbc1edfa0")
@@ -55,16 +56,16 @@ EXAMPLES = [
 @pytest.mark.parametrize(("record", "key", "value"), EXAMPLES, ids=lambda item: getattr(item, "kind", None))
 def test_records_have_the_bytes_of_kafka(record: Record, key: str, value: str) -> None:
     encoded = (bytes.fromhex(key), bytes.fromhex(value))
-    assert encode(record) == encoded
-    assert decode(*encoded) == record
+    assert FORMS.encode(record) == encoded
+    assert FORMS.decode(*encoded) == record
     gone = record._replace(value=None)
-    assert encode(gone) == (bytes.fromhex(key), None)
-    assert decode(bytes.fromhex(key), None) == gone
+    assert FORMS.encode(gone) == (bytes.fromhex(key), None)
+    assert FORMS.decode(bytes.fromhex(key), None) == gone
 
 
 def test_what_is_newer_is_refused() -> None:
     with pytest.raises(UnknownVersion):
-        decode(bytes.fromhex("000c00026a67"), bytes.fromhex("00010000000200"))
+        FORMS.decode(bytes.fromhex("000c00026a67"), bytes.fromhex("00010000000200"))
 
 
 _places = st.dictionaries(
@@ -81,4 +82,4 @@ def test_places_survive_the_log(
 ) -> None:
     names = dict.fromkeys((*initializing, *initialized, *deleting), name)
     record = Record(Kind.STATES, "g", "", StatePlaces(initializing, initialized, deleting, names))
-    assert decode(*encode(record)) == record
+    assert FORMS.decode(*FORMS.encode(record)) == record
