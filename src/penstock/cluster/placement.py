@@ -1,7 +1,8 @@
 """Where the replicas of new partitions go: over racks first, then evenly over brokers, starting anywhere.
 
 Each partition takes the next rack as its first, so that leaders spread; inside a rack brokers take turns.
-A fenced broker is chosen only when its rack has no other left for the partition, and never leads.
+A fenced broker is chosen only when its rack has no other left for the partition, and never leads; a rack without any
+live broker only when there are too few others.
 """
 
 from collections.abc import Callable, Sequence
@@ -75,9 +76,8 @@ def _racks(brokers: Sequence[Candidate], draw: Draw) -> list[_Rack]:
 
 
 def _place_one(racks: list[_Rack], start: int, replication_factor: int) -> tuple[int, ...]:
-    ring = _rotated(racks, start)
-    ring = _rotated(ring, next(index for index, rack in enumerate(ring) if rack.live))
-    ring = ring[:replication_factor]
+    live, fenced = [rack for rack in racks if rack.live], [rack for rack in racks if not rack.live]
+    ring = (_rotated(live, start) + _rotated(fenced, start))[:replication_factor]
     orders = [ring[0].next_leader(), *(rack.next_followers() for rack in ring[1:])]
     laps = max(len(order) for order in orders)
     taken = [order[lap] for lap in range(laps) for order in orders if lap < len(order)]

@@ -67,6 +67,15 @@ def test_a_rack_that_is_wholly_fenced_does_not_lead() -> None:
     assert placed == [(2, 1)] * 4
 
 
+def test_a_rack_that_is_wholly_fenced_is_chosen_when_there_are_too_few_others() -> None:
+    brokers = [Candidate(1, "a", True), Candidate(2, "b"), Candidate(3, "c")]
+    assert place_replicas(brokers, partitions=4, replication_factor=2, draw=first) == [
+        (2, 3), (3, 2), (2, 3), (3, 2),
+    ]  # fmt: skip
+    placed = place_replicas(brokers, partitions=4, replication_factor=3, draw=first)
+    assert all(replicas[2] == 1 for replicas in placed)
+
+
 @pytest.mark.parametrize(
     ("brokers", "replication_factor", "reason"),
     [
