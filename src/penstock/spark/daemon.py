@@ -1,0 +1,29 @@
+"""The parent of Spark's Python workers, with our kernels loaded before the first of them is forked.
+
+`spark.python.daemon.module` names it. Without it everything works, and each new worker takes a moment longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Final
+
+#: What runs tasks; the daemons of workers that only plan need no kernels.
+_TASKS: Final = "pyspark.worker"
+
+
+def main() -> None:
+    if sys.argv[1:2] == [_TASKS]:
+        # A worker that cannot do without them will say so itself.
+        with contextlib.suppress(Exception):
+            from penstock.spark.columns import preload
+
+            preload()
+    from pyspark.daemon import manager
+
+    manager()
+
+
+if __name__ == "__main__":
+    main()

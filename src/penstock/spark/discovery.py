@@ -1,0 +1,266 @@
+"""Which partitions there are, where they begin and end, and whether they are still those that a query began with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+from uuid import UUID
+
+from penstock.client.cluster import Cluster
+from penstock.client.errors import Refused
+from penstock.client.metadata import Place, TopicInfo
+from penstock.client.positions import EARLIEST, LATEST, list_offsets
+from penstock.client.remedies import UNKNOWN_TOPIC
+from penstock.client.retrying import Deadline
+from penstock.spark.losses import Loss, report
+from penstock.spark.offsets import OffsetRange, Position
+from penstock.spark.option_values import OptionError
+from penstock.spark.options import AtEdge, AtOffsets, AtTime, Bound, SourceOptions
+
+#: So long is what is known of topics taken for true by a query that looks for new data all the time.
+_TOPICS_AGE_MS_MAX: Final = 1_000
+
+Topics = Mapping[str, TopicInfo]
+
+
+class Discovery:
+    """For one query, on its driver."""
+
+    def __init__(self, cluster: Cluster, options: SourceOptions) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._topics: Topics = {}
+        self._topics_age = Deadline(0)
+
+    def _patience(self) -> Deadline:
+        """A broker that has not heard of the latest yet may say that something is gone; so long we ask others."""
+        return Deadline(self._cluster.settings.unknown_topic_ms_max)
+
+    # Topics
+
+    def topics(self) -> Topics:
+        """As they are now. Raises OptionError where what is asked for by name does not exist."""
+        missing: list[str] = []
+        for _ in self._cluster.attempts(self._patience()):
+            found = self._look()
+            missing = _missing(self._options, found)
+            if not missing:
+                return found
+        raise OptionError(f"{', '.join(missing)}: there is no such topic or partition")
+
+    def _look(self) -> Topics:
+        wanted = self._options.subscription
+        if wanted.pattern is not None:
+            self._topics = self._cluster.topics(re.compile(wanted.pattern))
+        else:
+            self._topics = self._cluster.topics(wanted.names or {topic for topic, _ in wanted.assigned})
+        self._topics_age = Deadline(_TOPICS_AGE_MS_MAX)
+        return self._topics
+
+    def _recent(self) -> Topics:
+        return self._look() if self._topics_age.is_over else self._topics
+
+    def _places(self, topics: Topics) -> list[Place]:
+        assigned = self._options.subscription.assigned
+        return sorted(
+            (name, part.index)
+            for name, topic in topics.items()
+            for part in topic.partitions
+            if not assigned or (name, part.index) in assigned
+        )
+
+    # Where to begin and to end
+
+    def position(self, bound: Bound, topics: Topics) -> Position:
+        """Raises OptionError, DataLoss."""
+        places = self._places(topics)
+        match bound:
+            case AtEdge(edge):
+                offsets = self._offsets(dict.fromkeys(places, edge))
+            case AtOffsets(asked):
+                offsets = self._at_offsets(asked, places)
+            case AtTime():
+                offsets = self._at_time(bound, places)
+        return Position.of(offsets, _ids(topics))
+
+    def _at_offsets(self, asked: Mapping[Place, int], places: Sequence[Place]) -> dict[Place, int]:
+        _refuse_difference(asked, places)
+        first, last = (self._offsets(dict.fromkeys(places, edge)) for edge in (EARLIEST, LATEST))
+        losses = []
+        found: dict[Place, int] = {}
+        for place in places:
+            offset = {EARLIEST: first[place], LATEST: last[place]}.get(asked[place], asked[place])
+            if offset > last[place]:
+                raise OptionError(
+                    f"offset {offset} of {_name(place)} does not exist yet: its log ends at {last[place]}"
+                )
+            if offset < first[place]:
+                losses.append(_lost(place, offset, first[place], first[place]))
+            found[place] = max(offset, first[place])
+        report(losses, fails=self._options.fail_on_data_loss)
+        return found
+
+    def _at_time(self, bound: AtTime, places: Sequence[Place]) -> dict[Place, int]:
+        if isinstance(bound.timestamps_ms, int):
+            wanted = dict.fromkeys(places, bound.timestamps_ms)
+        else:
+            _refuse_difference(bound.timestamps_ms, places)
+            wanted = dict(bound.timestamps_ms)
+        found = self.first_at(wanted)
+        late = [place for place in places if found[place] is None]
+        if late and not bound.or_latest:
+            raise OptionError(
+                f"option {bound.option}: {', '.join(map(_name, late))} has no record at or after that time "
+                "(startingOffsetsByTimestampStrategy=latest starts at the end then)"
+            )
+        ends = self._offsets(dict.fromkeys(late, LATEST))
+        return {place: ends[place] if offset is None else offset for place, offset in found.items()}
+
+    def first_at(self, timestamps_ms: Mapping[Place, int]) -> dict[Place, int | None]:
+        """The first offset at or after a time, None where there is none."""
+        found = list_offsets(self._cluster, timestamps_ms, isolation=self._options.isolation)
+        return {place: None if at is None else at.offset for place, at in found.items()}
+
+    def beginnings(self, places: Iterable[Place]) -> dict[Place, int]:
+        return self._offsets(dict.fromkeys(places, EARLIEST))
+
+    def _offsets(self, edges: Mapping[Place, int]) -> dict[Place, int]:
+        """Of the ends of logs, which always exist."""
+        found = list_offsets(self._cluster, edges, isolation=self._options.isolation)
+        return {place: at.offset for place, at in found.items() if at is not None}
+
+    # While a query runs
+
+    def latest(self, start: Position) -> Position:
+        """How far a query that stands at `start` could go. Raises DataLoss for what it should have read and is gone."""
+        try:
+            return self._latest(start, self._confirmed(start))
+        except Refused as refused:
+            if refused.code not in UNKNOWN_TOPIC:
+                raise
+            # Deleted between the two questions: the first one says so now.
+            self._topics_age = Deadline(0)
+            return self._latest(start, self._confirmed(start))
+
+    def _confirmed(self, start: Position) -> Topics:
+        """The topics, once those that seem to be gone have had the time to show up on every broker."""
+        topics, losses = self._recent(), _vanished(start, self._topics)
+        if losses:
+            for _ in self._cluster.attempts(self._patience()):
+                topics = self._look()
+                losses = _vanished(start, topics)
+                if not losses:
+                    break
+        report(losses, fails=self._options.fail_on_data_loss)
+        return topics
+
+    def _latest(self, start: Position, topics: Topics) -> Position:
+        edges = dict.fromkeys(self._places(topics), LATEST)
+        offsets = self._offsets(edges)
+        losses = _receded(start, offsets, topics)
+        if losses:
+            for _ in self._cluster.attempts(self._patience()):
+                for name in topics:
+                    self._cluster.forget_topic(name)
+                offsets = self._offsets(edges)
+                losses = _receded(start, offsets, topics)
+                if not losses:
+                    break
+        report(losses, fails=self._options.fail_on_data_loss)
+        return Position.of(offsets, _ids(topics))
+
+    def readable(self, ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+        """These ranges less what is gone. Raises DataLoss where the query is to fail then."""
+        wanted = list(ranges)
+        there, losses = self._still_there(wanted)
+        first = self.beginnings({each.place for each in there})
+        for each in there:
+            if each.start < first[each.place]:
+                losses.append(
+                    _lost(each.place, each.start, min(first[each.place], each.end), first[each.place])
+                )
+        report(losses, fails=self._options.fail_on_data_loss)
+        kept = [each._replace(start=max(each.start, first[each.place])) for each in there]
+        return [each for each in kept if each.size]
+
+    def _still_there(self, ranges: list[OffsetRange]) -> tuple[list[OffsetRange], list[Loss]]:
+        ids = {each.topic: each.topic_id for each in ranges}
+        start = Position.of({each.place: each.start for each in ranges}, ids)
+        gone: dict[Place, Loss] = {}
+        for _ in self._cluster.attempts(self._patience()):
+            gone = {
+                (each.topic, each.partition): each for each in _vanished(start, self._cluster.topics(ids))
+            }
+            if not gone:
+                break
+        losses = [
+            replace(gone[each.place], start=each.start, end=each.end) for each in ranges if each.place in gone
+        ]
+        return [each for each in ranges if each.place not in gone], losses
+
+
+# What is gone
+
+
+def _vanished(start: Position, topics: Topics) -> list[Loss]:
+    """Partitions of topics that were deleted, or deleted and created anew, since the query stood at `start`."""
+    losses = []
+    for name, known in start.topics.items():
+        found = topics.get(name)
+        if found is None:
+            why = "the topic was deleted"
+        elif not known.is_same_topic(found.id):
+            why = f"the topic was deleted and created anew: its id is {found.id}, not {known.id}"
+        else:
+            continue
+        losses += [_gone((name, part), at, None, why) for part, at in sorted(known.offsets.items())]
+    return losses
+
+
+def _receded(start: Position, ends: Mapping[Place, int], topics: Topics) -> list[Loss]:
+    """Partitions that end before the place where the query stands."""
+    return [
+        _gone(place, end, at, f"the log ended at {at} or later and ends at {end} now")
+        for place, at in sorted(start.offsets.items())
+        if (end := ends.get(place, at)) < at and start.topics[place[0]].is_same_topic(topics[place[0]].id)
+    ]
+
+
+def _lost(place: Place, start: int, end: int, log_start: int) -> Loss:
+    return _gone(place, start, end, f"the log begins at {log_start}")
+
+
+def _gone(place: Place, start: int, end: int | None, why: str) -> Loss:
+    return Loss(topic=place[0], partition=place[1], start=start, end=end, why=why)
+
+
+def _missing(options: SourceOptions, found: Topics) -> list[str]:
+    wanted = options.subscription
+    names = [name for name in wanted.names if name not in found]
+    return names + [
+        _name(place)
+        for place in wanted.assigned
+        if place[0] not in found or found[place[0]].partition(place[1]) is None
+    ]
+
+
+def _refuse_difference(asked: Mapping[Place, int], places: Sequence[Place]) -> None:
+    """Raises OptionError unless all partitions are named, and no others."""
+    missing, unknown = sorted(set(places) - asked.keys()), sorted(asked.keys() - set(places))
+    if missing:
+        raise OptionError(
+            f"offsets or times by partition must name every one; {', '.join(map(_name, missing))} is missing "
+            "(-2 stands for the earliest offset, -1 for the latest)"
+        )
+    if unknown:
+        raise OptionError(f"offsets are given for what is not read: {', '.join(map(_name, unknown))}")
+
+
+def _name(place: Place) -> str:
+    return f"{place[0]}[{place[1]}]"
+
+
+def _ids(topics: Topics) -> dict[str, UUID | None]:
+    return {name: topic.id for name, topic in topics.items()}

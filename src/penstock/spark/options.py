@@ -1,0 +1,244 @@
+"""What a query asks for, by the names of Spark's own Kafka connector. Pure: nothing here talks to a broker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.client.errors import ClientError
+from penstock.client.metadata import Isolation, Place
+from penstock.client.positions import EARLIEST, LATEST
+from penstock.client.settings import ConnectionSettings
+from penstock.spark.option_values import (
+    CONNECTION_PREFIX,
+    GivenOptions,
+    OptionError,
+    numbers_by_place,
+    partitions_by_topic,
+    wrong,
+)
+
+_SUBSCRIPTIONS: Final = ("subscribe", "subscribePattern", "assign")
+#: Those of Spark's connector that say how it asks, not what for; they change nothing here.
+_WITHOUT_EFFECT: Final = (
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
+)
+_ENDINGS: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+SOURCE_OPTIONS: Final = (
+    *_SUBSCRIPTIONS,
+    *_WITHOUT_EFFECT,
+    *_ENDINGS,
+    "failOnDataLoss",
+    "includeHeaders",
+    "kafka.bootstrap.servers",
+    "kafka.group.id",
+    "kafka.isolation.level",
+    "maxOffsetsPerTrigger",
+    "maxRecordsPerPartition",
+    "maxTriggerDelay",
+    "minOffsetsPerTrigger",
+    "minPartitions",
+    "startingOffsets",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "startingTimestamp",
+)
+_EDGES: Final = {"earliest": EARLIEST, "latest": LATEST}
+_ISOLATIONS: Final = {each.name.lower(): each for each in Isolation}
+_TRIGGER_DELAY_MS: Final = 15 * 60_000
+#: Settings of consumers that would contradict what the query itself decides.
+_DECIDED_HERE: Final = {
+    "auto.offset.reset": "use startingOffsets",
+    "enable.auto.commit": "a query commits the end of its batches when they are finished",
+    "key.deserializer": "keys are binary; convert them with functions of Spark",
+    "value.deserializer": "values are binary; convert them with functions of Spark",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """Topics by name, by pattern of the whole name, or single partitions: one of the three."""
+
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+    assigned: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AtEdge:
+    edge: int  # EARLIEST or LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """For every partition an offset, EARLIEST or LATEST."""
+
+    offsets: Mapping[Place, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first offset at or after a timestamp: one for all partitions, or one for each."""
+
+    timestamps_ms: int | Mapping[Place, int]
+    option: str
+    #: Where no record is that late: take the end of the log, or refuse.
+    or_latest: bool
+
+
+Bound = AtEdge | AtOffsets | AtTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    connection: ConnectionSettings
+    subscription: Subscription
+    starting: Bound
+    ending: Bound = AtEdge(LATEST)
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
+    group_id: str | None = None
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    partitions_min: int | None = None
+    partition_records_max: int | None = None
+    trigger_offsets_max: int | None = None
+    trigger_offsets_min: int | None = None
+    trigger_delay_ms_max: int = _TRIGGER_DELAY_MS
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+        """Raises OptionError, which names the option."""
+        given = GivenOptions(options)
+        settings = given.connection()
+        group_id, isolation = settings.pop("group.id", None), _isolation(settings)
+        parsed = cls(
+            connection=_connection(settings),
+            subscription=_subscription(given),
+            starting=_starting(given, streaming=streaming),
+            ending=_ending(given, streaming=streaming),
+            isolation=isolation,
+            group_id=group_id or None,
+            fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+            include_headers=given.flag("includeHeaders", default=False),
+            partitions_min=given.number("minPartitions"),
+            partition_records_max=given.number("maxRecordsPerPartition"),
+            trigger_offsets_max=given.number("maxOffsetsPerTrigger"),
+            trigger_offsets_min=given.number("minOffsetsPerTrigger"),
+            trigger_delay_ms_max=given.duration_ms("maxTriggerDelay", default_ms=_TRIGGER_DELAY_MS),
+        )
+        for name in _WITHOUT_EFFECT:
+            given.text(name)
+        given.refuse_rest(SOURCE_OPTIONS)
+        return _checked(parsed)
+
+
+def _checked(options: SourceOptions) -> SourceOptions:
+    least, most = options.trigger_offsets_min, options.trigger_offsets_max
+    if least is not None and most is not None and least > most:
+        raise wrong("minOffsetsPerTrigger", least, f"must not be more than maxOffsetsPerTrigger={most}")
+    return options
+
+
+def _connection(settings: Mapping[str, str]) -> ConnectionSettings:
+    for name, advice in _DECIDED_HERE.items():
+        if name in settings:
+            raise OptionError(f"option {CONNECTION_PREFIX}{name} cannot be set: {advice}")
+    try:
+        return ConnectionSettings.parse({"client.id": "penstock-spark", **settings})
+    except ClientError as refused:
+        raise OptionError(f"option {CONNECTION_PREFIX}{refused}") from None
+
+
+def _isolation(settings: dict[str, str]) -> Isolation:
+    text = settings.pop("isolation.level", "read_uncommitted").strip().lower()
+    if text not in _ISOLATIONS:
+        raise wrong("kafka.isolation.level", text, f"must be one of {', '.join(_ISOLATIONS)}")
+    return _ISOLATIONS[text]
+
+
+# Which topics
+
+
+def _subscription(given: GivenOptions) -> Subscription:
+    values = {name: value for name in _SUBSCRIPTIONS if (value := given.text(name))}
+    if len(values) != 1:
+        told = f"not {' and '.join(values)}" if values else "none of them is given"
+        raise OptionError(f"one of the options {', '.join(_SUBSCRIPTIONS)} says what to read; {told}")
+    ((name, text),) = values.items()
+    match name:
+        case "subscribe":
+            names = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
+            if not names:
+                raise wrong(name, text, "names no topic")
+            return Subscription(names=names)
+        case "subscribePattern":
+            return Subscription(pattern=_pattern(name, text))
+        case _:
+            return Subscription(assigned=partitions_by_topic(name, text))
+
+
+def _pattern(name: str, text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as flaw:
+        raise wrong(name, text, f"is no pattern ({flaw})") from None
+    return text
+
+
+# Where to begin and to end
+
+
+def _starting(given: GivenOptions, *, streaming: bool) -> Bound:
+    strategy = (given.text("startingOffsetsByTimestampStrategy") or "error").lower()
+    if strategy not in ("error", "latest"):
+        raise wrong("startingOffsetsByTimestampStrategy", strategy, "must be error or latest")
+    bound = _bound(
+        given, "starting", default=LATEST if streaming else EARLIEST, or_latest=strategy == "latest"
+    )
+    if not streaming and LATEST in _edges(bound):
+        raise wrong("startingOffsets", "latest", "a batch read that starts at the end reads nothing")
+    return bound
+
+
+def _ending(given: GivenOptions, *, streaming: bool) -> Bound:
+    if streaming:
+        for name in _ENDINGS:
+            if given.text(name) is not None:
+                raise OptionError(f"option {name} is for batch reads: a stream has no end")
+    bound = _bound(given, "ending", default=LATEST, or_latest=True)
+    if EARLIEST in _edges(bound):
+        raise wrong("endingOffsets", "earliest", "a batch read that ends at the beginning reads nothing")
+    return bound
+
+
+def _bound(given: GivenOptions, side: str, *, default: int, or_latest: bool) -> Bound:
+    """The time for all, the time for each, and offsets: the first of these that is given counts."""
+    for_all = given.number(f"{side}Timestamp", at_least=0)
+    by_time, by_offset = given.text(f"{side}OffsetsByTimestamp"), given.text(f"{side}Offsets")
+    if for_all is not None:
+        return AtTime(for_all, f"{side}Timestamp", or_latest)
+    if by_time is not None:
+        name = f"{side}OffsetsByTimestamp"
+        return AtTime(numbers_by_place(name, by_time, least=0), name, or_latest)
+    if by_offset is None:
+        return AtEdge(default)
+    if by_offset.lower() in _EDGES:
+        return AtEdge(_EDGES[by_offset.lower()])
+    if not by_offset.startswith("{"):
+        raise wrong(f"{side}Offsets", by_offset, 'must be earliest, latest, or {"topic": {"0": 23}}')
+    return AtOffsets(numbers_by_place(f"{side}Offsets", by_offset, least=EARLIEST))
+
+
+def _edges(bound: Bound) -> set[int]:
+    match bound:
+        case AtEdge(edge):
+            return {edge}
+        case AtOffsets(offsets):
+            return {each for each in offsets.values() if each < 0}
+        case _:
+            return set()

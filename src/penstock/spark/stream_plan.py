@@ -1,0 +1,101 @@
+"""What the driver of a streaming query decides: where to begin, how far the next batch goes, what its tasks read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from penstock.client.cluster import Cluster
+from penstock.spark.discovery import Discovery
+from penstock.spark.offsets import OffsetRange, Position, begin_of, ranges
+from penstock.spark.options import SourceOptions
+from penstock.spark.planning import is_enough, limit, split, waiting
+from penstock.spark.progress import Progress
+
+
+class StreamPlan:
+    """Of one query, in the one process that plans it."""
+
+    def __init__(self, options: SourceOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._cluster = Cluster(options.connection)
+        self._discovery = Discovery(self._cluster, options)
+        self._progress = Progress(options.connection, options.group_id)
+        self._clock = clock
+        self._last_batch_s: float | None = None
+        #: How far a query goes that reads what is there now and then ends.
+        self._target: Position | None = None
+        #: What there was to read when somebody last looked.
+        self.seen: Position | None = None
+
+    def close(self) -> None:
+        self._cluster.close()
+        self._progress.close()
+
+    def starting(self) -> Position:
+        """Raises OptionError, DataLoss, Unavailable, Refused."""
+        return self._discovery.position(self._options.starting, self._discovery.topics())
+
+    def aim(self) -> None:
+        """From now on, go as far as there is something to read at this moment, and no further."""
+        self._target = self._discovery.latest(Position({}))
+
+    def next_end(self, start: Position, offsets_max: int | None, offsets_min: int | None) -> Position:
+        """The end of the batch after `start`, which is the end of the last finished one; `start` to wait for more.
+
+        Raises DataLoss, Unavailable, Refused.
+        """
+        self._progress.tell(start)
+        self.seen = available = self._discovery.latest(start)
+        if self._target is not None:
+            available, offsets_min = _bounded(start, available, self._target), None
+        begins = {
+            place: begin_of(start, place[0], available.ids[place[0]], place[1]) for place in available.offsets
+        }
+        total = sum(waiting(begins, available.offsets).values())
+        if total == 0:
+            return available
+        if not self._is_due(total, offsets_min):
+            return start
+        self._last_batch_s = self._clock()
+        if offsets_max is None or total <= offsets_max:
+            return available
+        return self._limited(available, begins, offsets_max)
+
+    def _is_due(self, total: int, offsets_min: int | None) -> bool:
+        if self._last_batch_s is None:
+            return True
+        waited_ms = (self._clock() - self._last_batch_s) * 1000
+        return is_enough(total, offsets_min, waited_ms, self._options.trigger_delay_ms_max)
+
+    def _limited(self, available: Position, begins: dict[tuple[str, int], int], offsets_max: int) -> Position:
+        """Counted from where the logs begin: what is gone takes no place in a batch."""
+        first = self._discovery.beginnings(begins)
+        there = {
+            place: max(begin, min(first[place], available.offsets[place])) for place, begin in begins.items()
+        }
+        return Position.of(limit(there, available.offsets, offsets_max), available.ids)
+
+    def tasks(self, start: Position, end: Position) -> list[OffsetRange]:
+        """Raises DataLoss, Unavailable, Refused."""
+        there = self._discovery.readable(ranges(start, end))
+        return split(
+            there,
+            partitions_min=self._options.partitions_min,
+            records_max=self._options.partition_records_max,
+        )
+
+
+def _bounded(start: Position, available: Position, target: Position) -> Position:
+    """What is available up to the target, and never less than what is behind us."""
+    found = {}
+    for (topic, partition), end in available.offsets.items():
+        known = target.topics.get(topic)
+        is_aimed_at = known is not None and known.is_same_topic(available.topics[topic].id)
+        aim = known.offsets.get(partition) if known is not None and is_aimed_at else None
+        behind = start.topics[topic].offsets.get(partition) if topic in start.topics else None
+        if aim is not None:
+            found[topic, partition] = min(end, max(aim, behind or 0))
+        elif behind is not None:
+            found[topic, partition] = min(end, behind)
+    return Position.of(found, available.ids)

@@ -1,0 +1,42 @@
+"""What batch and streaming reads share: the ranges that go to tasks, and reading them there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pyspark.sql.datasource import InputPartition
+
+from penstock.spark.offsets import OffsetRange
+from penstock.spark.options import SourceOptions
+from penstock.spark.plainly import told_plainly
+from penstock.spark.schemas import Projection
+
+_LOG: Final = logging.getLogger("penstock.spark")
+
+
+class RangePartition(InputPartition):  # type: ignore[misc, unused-ignore]
+    """One task's part of a read."""
+
+    def __init__(self, wanted: OffsetRange) -> None:
+        super().__init__(wanted)
+        self.wanted = wanted
+
+
+def read_task(options: SourceOptions, projection: Projection, partition: Any) -> Iterator[Any]:
+    """Arrow batches; none for the partition that Spark makes up where a read has none."""
+    from penstock.spark.reading import read_range
+
+    if not isinstance(partition, RangePartition):
+        return
+    with told_plainly():
+        fit = projection.fit()
+        for batch in read_range(options, partition.wanted, projection.columns):
+            yield fit(batch)
+
+
+def warn_of_unknown(options: SourceOptions) -> None:
+    if options.connection.unknown:
+        names = ", ".join(f"kafka.{name}" for name in options.connection.unknown)
+        _LOG.warning("settings without effect: %s", names)

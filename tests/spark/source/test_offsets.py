@@ -1,0 +1,73 @@
+"""Positions: text that is equal when they are, and what lies between two of them."""
+
+import json
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.client.errors import ClientError
+from penstock.spark.offsets import OffsetRange, Position, TopicPosition, ranges
+
+names = st.text("abcversiontopics", min_size=1, max_size=8)
+topics = st.builds(
+    TopicPosition,
+    st.none() | st.uuids(),
+    st.dictionaries(st.integers(0, 20), st.integers(0, 1 << 62), min_size=1, max_size=4),
+)
+positions = st.builds(Position, st.dictionaries(names, topics, max_size=4))
+A, B = UUID(int=1), UUID(int=2)
+
+
+def at(*offsets: int, id: UUID | None = A) -> Position:
+    return Position({"t": TopicPosition(id, dict(enumerate(offsets)))})
+
+
+@given(positions)
+def test_through_the_checkpoint_and_back(position):
+    assert Position.from_json(json.loads(json.dumps(position.to_json()))) == position
+
+
+@given(positions, st.randoms())
+def test_equal_positions_have_equal_text(position, chance):
+    shuffled = {}
+    for name in chance.sample(sorted(position.topics), len(position.topics)):
+        topic = position.topics[name]
+        order = chance.sample(sorted(topic.offsets), len(topic.offsets))
+        shuffled[name] = TopicPosition(topic.id, {part: topic.offsets[part] for part in order})
+    assert json.dumps(Position(shuffled).to_json()) == json.dumps(position.to_json())
+
+
+def test_checkpoints_of_sparks_own_connector_can_be_gone_on_with():
+    told = {"orders": {"1": 7, "0": 5}, "version": {"0": 1}}
+    position = Position.from_json(told)
+    assert position.offsets == {("orders", 0): 5, ("orders", 1): 7, ("version", 0): 1}
+    assert position.ids == {"orders": None, "version": None}
+
+
+@pytest.mark.parametrize("told", [{"version": 2, "topics": {}}, {"topics": 5}, {"t": [1]}, {"t": {"x": 1}}])
+def test_positions_of_others_are_refused(told):
+    with pytest.raises(ClientError, match="position that this version cannot read"):
+        Position.from_json(told)
+
+
+def test_what_lies_between():
+    assert ranges(at(5, 3), at(9, 3)) == [OffsetRange("t", A, 0, 5, 9)]
+
+
+def test_new_partitions_are_read_from_their_first_offset():
+    assert ranges(at(5), at(5, 4)) == [OffsetRange("t", A, 1, 0, 4)]
+
+
+def test_new_topics_are_read_from_their_first_offset():
+    assert ranges(Position({}), at(4)) == [OffsetRange("t", A, 0, 0, 4)]
+
+
+def test_offsets_of_a_topic_mean_nothing_in_a_later_one_of_the_same_name():
+    assert ranges(at(5, id=A), at(9, id=B)) == [OffsetRange("t", B, 0, 0, 9)]
+    assert ranges(at(5, id=None), at(9, id=B)) == [OffsetRange("t", B, 0, 5, 9)]
+
+
+def test_a_log_that_has_become_shorter_has_nothing_to_read():
+    assert ranges(at(9), at(5)) == []

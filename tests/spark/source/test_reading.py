@@ -1,0 +1,125 @@
+"""A task reads its range and nothing else, straight from the log."""
+
+from uuid import uuid4
+
+import pytest
+from tests.compat import confluent
+from tests.compat.message import Message
+
+from penstock.client.errors import Unavailable
+from penstock.client.fetching import Fetched
+from penstock.spark.losses import DataLoss
+from penstock.spark.offsets import OffsetRange
+from penstock.spark.reading import RangeReader
+
+COLUMNS = ("offset", "value")
+
+
+def read(topics, wanted: OffsetRange, **options: str) -> list[tuple[int, bytes]]:
+    parsed = topics.options(subscribe=wanted.topic, **options)
+    with topics.cluster() as cluster:
+        batches = list(RangeReader(cluster, wanted, parsed).read(COLUMNS))
+    return [(row["offset"], row["value"]) for batch in batches for row in batch.to_pylist()]
+
+
+def topic_id(topics, topic: str):
+    with topics.cluster() as cluster:
+        return cluster.await_topic(topic).id
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_any_part_of_a_log(topics, unique, codec):
+    topic = topics.create(unique("t"))
+    topics.fill(topic, [Message(value=b"%d" % number) for number in range(100)], codec)
+    wanted = topic_id(topics, topic)
+    for start, end in [(0, 100), (17, 18), (33, 71), (99, 100)]:
+        found = read(topics, OffsetRange(topic, wanted, 0, start, end))
+        assert found == [(offset, b"%d" % offset) for offset in range(start, end)]
+
+
+def test_more_than_one_answer(topics, unique):
+    topic = topics.create(unique("t"))
+    for lot in range(5):
+        topics.fill(topic, [Message(value=b"%d" % (10 * lot + number)) for number in range(10)])
+    wanted = OffsetRange(topic, topic_id(topics, topic), 0, 3, 47)
+    found = read(topics, wanted, **{"kafka.max.partition.fetch.bytes": "1"})
+    assert found == [(offset, b"%d" % offset) for offset in range(3, 47)]
+
+
+def test_only_what_was_committed(topics, unique):
+    topic = topics.create(unique("t"))
+    producer = confluent.producer(topics.bootstrap, transactional_id=unique("x"))
+    producer.init_transactions(20)
+    for number, is_kept in enumerate([True, False, True]):
+        producer.begin_transaction()
+        producer.produce(topic, value=b"%d" % number)
+        producer.flush(20)
+        (producer.commit_transaction if is_kept else producer.abort_transaction)(20)
+    wanted = OffsetRange(topic, topic_id(topics, topic), 0, 0, 6)
+    committed = read(topics, wanted, **{"kafka.isolation.level": "read_committed"})
+    assert committed == [(0, b"0"), (4, b"2")]
+    assert read(topics, wanted) == [(0, b"0"), (2, b"1"), (4, b"2")]
+    middle = wanted._replace(start=2, end=5)
+    assert read(topics, middle, **{"kafka.isolation.level": "read_committed"}) == [(4, b"2")]
+
+
+def test_what_was_deleted_since_it_was_planned(topics, unique):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(10))
+    wanted = OffsetRange(topic, topic_id(topics, topic), 0, 2, 10)
+    topics.trim(topic, 6)
+    with pytest.raises(DataLoss, match=rf"{topic}\[0\] offsets 2 to 5 \(the log goes from 6 to 10\)"):
+        read(topics, wanted)
+    assert read(topics, wanted, failOnDataLoss="false") == [(n, b"%d" % n) for n in range(6, 10)]
+    assert read(topics, wanted._replace(end=5), failOnDataLoss="false") == []
+
+
+def test_another_topic_of_the_same_name_is_not_read(topics, unique):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(10))
+    wanted = OffsetRange(topic, uuid4(), 0, 2, 10)
+    with pytest.raises(DataLoss, match=rf"{topic}\[0\] offsets 2 to 9 "):
+        read(topics, wanted)
+    assert read(topics, wanted, failOnDataLoss="false") == []
+
+
+class Answers:
+    """A partition whose leader answers as told."""
+
+    topic, partition = "t", 0
+
+    def __init__(self, *high_watermarks: int) -> None:
+        self.left = list(high_watermarks)
+
+    def fetch(self, offset: int, *, wait_ms: int) -> Fetched:
+        end = self.left.pop(0) if len(self.left) > 1 else self.left[0]
+        return Fetched(
+            offset=offset,
+            data=memoryview(b""),
+            high_watermark=end,
+            last_stable_offset=end,
+            log_start_offset=0,
+        )
+
+
+def reader_of(topics, answers: Answers) -> RangeReader:
+    parsed = topics.options(subscribe="t")
+    with topics.cluster() as cluster:
+        reader = RangeReader(cluster, OffsetRange("t", None, 0, 0, 10), parsed)
+    reader._reader = answers
+    return reader
+
+
+def test_a_range_without_records_ends(topics):
+    answers = Answers(10, 10, 10)
+    assert list(reader_of(topics, answers).read(COLUMNS)) == []
+    assert len(answers.left) == 1, "one answer without records is not believed"
+
+
+def test_a_leader_that_does_not_know_of_the_range_is_not_taken_for_its_end(topics, monkeypatch):
+    reader = reader_of(topics, Answers(4))
+    monkeypatch.setattr(
+        "penstock.spark.reading.Deadline", lambda ms: type("Over", (), {"is_over": True, "timeout_ms": ms})
+    )
+    with pytest.raises(Unavailable, match=r"offsets 0 to 9 of t\[0\] .* knows of 4 offsets"):
+        list(reader.read(COLUMNS))

@@ -1,0 +1,253 @@
+"""What the driver of a query decides, against a real broker."""
+
+import time
+
+import pytest
+from tests.compat import confluent
+from tests.compat.message import Message
+from tests.spark.source.topics import Topics
+from tests.waiting import eventually
+
+from penstock.client.positions import committed
+from penstock.spark.losses import DataLoss
+from penstock.spark.offsets import Position
+from penstock.spark.option_values import OptionError
+from penstock.spark.stream_plan import StreamPlan
+
+NOTHING = Position({})
+
+
+@pytest.fixture
+def plan(topics: Topics):
+    made = []
+
+    def make(**options: str) -> StreamPlan:
+        clock = options.pop("clock", None)
+        parsed = topics.options(**({"startingOffsets": "earliest"} | options))
+        made.append(StreamPlan(parsed, clock=clock) if clock else StreamPlan(parsed))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def following(
+    plan: StreamPlan, start: Position, most: int | None = None, least: int | None = None
+) -> Position:
+    return plan.next_end(start, most, least)
+
+
+def spans(plan: StreamPlan, start: Position, end: Position) -> list[tuple[int, int, int]]:
+    return [(each.partition, each.start, each.end) for each in plan.tasks(start, end)]
+
+
+def grown(plan: StreamPlan, start: Position) -> Position:
+    """A query looks for new topics and partitions about once a second."""
+
+    def look() -> Position | None:
+        end = following(plan, start)
+        return end if end != start else None
+
+    return eventually(look, what="new partitions")
+
+
+def test_a_stream_begins_where_it_was_told(topics, plan, unique):
+    topic = topics.create(unique("t"))
+    now = int(time.time()) * 1000
+    topics.fill(topic, [Message(value=b"x", timestamp_ms=now + 1000 * number) for number in range(1, 6)])
+    begins = {
+        "earliest": {"startingOffsets": "earliest"},
+        "latest": {"startingOffsets": "latest"},
+        "offset": {"startingOffsets": f'{{"{topic}": {{"0": 2}}}}'},
+        "time": {"startingTimestamp": str(now + 3500)},
+        "each": {"startingOffsetsByTimestamp": f'{{"{topic}": {{"0": {now + 5000}}}}}'},
+        "late": {"startingTimestamp": str(now + 9999), "startingOffsetsByTimestampStrategy": "latest"},
+    }
+    found = {name: plan(subscribe=topic, **how).starting().offsets[topic, 0] for name, how in begins.items()}
+    assert found == {"earliest": 0, "latest": 5, "offset": 2, "time": 3, "each": 4, "late": 5}
+
+
+def test_a_time_that_no_record_has_reached_is_refused(topics, plan, unique):
+    topic = topics.create(unique("t"))
+    with pytest.raises(OptionError, match=r"startingTimestamp.*no record at or after"):
+        plan(subscribe=topic, startingTimestamp="5").starting()
+
+
+def test_offsets_must_name_every_partition_and_no_other(topics, plan, unique):
+    topic = topics.create(unique("t"), 2)
+    with pytest.raises(OptionError, match=rf"{topic}\[1\] is missing"):
+        plan(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 0}}}}').starting()
+    with pytest.raises(OptionError, match=r"not read: .*\[7\]"):
+        plan(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 0, "1": 0, "7": 0}}}}').starting()
+    with pytest.raises(OptionError, match="does not exist yet"):
+        plan(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 0, "1": 1}}}}').starting()
+
+
+def test_topics_by_name_by_pattern_and_by_partition(topics, plan, unique):
+    prefix = unique("t")
+    one, two = topics.create(f"{prefix}-1", 2), topics.create(f"{prefix}-2")
+    assert plan(subscribePattern=f"{prefix}.*").starting().offsets.keys() == {(one, 0), (one, 1), (two, 0)}
+    assert plan(subscribe=f"{one},{two}").starting().topics.keys() == {one, two}
+    assert plan(assign=f'{{"{one}": [1]}}').starting().offsets.keys() == {(one, 1)}
+    with pytest.raises(OptionError, match=rf"{one}\[5\]"):
+        plan(assign=f'{{"{one}": [1, 5]}}').starting()
+    with pytest.raises(OptionError, match="no such topic"):
+        plan(subscribe=unique("none")).starting()
+
+
+def test_a_batch_is_limited_and_the_next_one_goes_on(topics, plan, unique):
+    topic = topics.create(unique("t"), 2)
+    topics.count(topic, range(30))
+    topics.count(topic, range(10), partition=1)
+    query = plan(subscribe=topic)
+    position, seen = query.starting(), []
+    while (end := following(query, position, 10)) != position:
+        seen.append(spans(query, position, end))
+        position = end
+    assert len(seen) == 4
+    assert position.offsets == {(topic, 0): 30, (topic, 1): 10}
+    assert all(sum(end - start for _, start, end in batch) == 10 for batch in seen)
+
+
+def test_a_batch_waits_for_enough_or_for_long_enough(topics, plan, unique):
+    topic, now = topics.create(unique("t")), [100.0]
+    query = plan(subscribe=topic, maxTriggerDelay="60s", clock=lambda: now[0])
+    topics.count(topic, range(3))
+    first = following(query, query.starting(), least=5)
+    assert first.offsets == {(topic, 0): 3}, "the first batch does not wait"
+    topics.count(topic, range(4))
+    assert following(query, first, least=5) == first
+    now[0] += 61
+    late = following(query, first, least=5)
+    assert late.offsets == {(topic, 0): 7}
+    topics.count(topic, range(5))
+    assert following(query, late, least=5).offsets == {(topic, 0): 12}
+
+
+def test_what_comes_after_the_aim_is_left_for_the_next_run(topics, plan, unique):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(5))
+    query = plan(subscribe=topic)
+    query.aim()
+    topics.count(topic, range(5))
+    topics.grow(topic, 2)
+    topics.count(topic, range(5), partition=1)
+    end = following(query, query.starting(), most=3, least=4)
+    assert end.offsets == {(topic, 0): 3, (topic, 1): 0}
+    last = following(query, end)
+    assert last.offsets == {(topic, 0): 5, (topic, 1): 0}
+    assert following(query, last) == last
+
+
+def test_new_partitions_are_read_from_the_beginning(topics, plan, unique):
+    topic = topics.create(unique("t"))
+    query = plan(subscribe=topic, startingOffsets="latest")
+    start = query.starting()
+    topics.grow(topic, 3)
+    topics.count(topic, range(4), partition=2)
+    end = grown(query, start)
+    assert end.offsets == {(topic, 0): 0, (topic, 1): 0, (topic, 2): 4}
+    assert spans(query, start, end) == [(2, 0, 4)]
+
+
+def test_new_topics_of_a_pattern_are_read_from_the_beginning(topics, plan, unique):
+    prefix = unique("t")
+    topics.create(f"{prefix}-1")
+    query = plan(subscribePattern=f"{prefix}-.*", startingOffsets="latest")
+    start = query.starting()
+    new = topics.create(f"{prefix}-2")
+    topics.count(new, range(4))
+    end = grown(query, start)
+    assert end.offsets == {(f"{prefix}-1", 0): 0, (new, 0): 4}
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_a_topic_that_is_not_what_it_was_is_named(topics, plan, unique, is_made_anew):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(5))
+    query = plan(subscribe=topic)
+    end = following(query, query.starting())
+    topics.delete(topic)
+    if is_made_anew:
+        topics.create(topic)
+        topics.count(topic, range(9))
+    words = "created anew" if is_made_anew else "was deleted"
+    with pytest.raises(DataLoss, match=rf"{topic}\[0\] from offset 5 on .*{words}"):
+        following(plan(subscribe=topic), end)
+    with pytest.raises(DataLoss, match=rf"{topic}\[0\] offsets 0 to 4 .*{words}"):
+        plan(subscribe=topic).tasks(query.starting() if is_made_anew else NOTHING, end)
+
+
+def test_a_topic_that_is_not_what_it_was_is_gone_on_with_on_demand(topics, plan, unique):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(5))
+    query = plan(subscribe=topic, failOnDataLoss="false")
+    old = following(query, query.starting())
+    topics.delete(topic)
+    without = following(plan(subscribe=topic, failOnDataLoss="false"), old)
+    assert without == NOTHING
+    topics.create(topic)
+    topics.count(topic, range(3))
+    query = plan(subscribe=topic, failOnDataLoss="false")
+    new = following(query, old)
+    assert spans(query, old, new) == [(0, 0, 3)]
+    assert query.tasks(NOTHING, old) == []
+    assert following(query, new) == new
+
+
+def test_lost_offsets_are_named(topics, plan, unique):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(10))
+    query = plan(subscribe=topic)
+    start = query.starting()
+    topics.trim(topic, 4)
+    end = following(query, start)
+    with pytest.raises(
+        DataLoss, match=rf"{topic}\[0\] offsets 0 to 3 \(the log begins at 4\).*failOnDataLoss"
+    ):
+        query.tasks(start, end)
+    careless = plan(subscribe=topic, failOnDataLoss="false")
+    assert spans(careless, start, end) == [(0, 4, 10)]
+    assert following(careless, start, most=2).offsets == {(topic, 0): 6}, (
+        "what is gone takes no place in a batch"
+    )
+
+
+def test_a_log_that_has_become_shorter_is_named(topics, plan, unique):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(3))
+    query = plan(subscribe=topic)
+    ids = query.starting().ids
+    ahead = Position.of({(topic, 0): 8}, ids)
+    with pytest.raises(DataLoss, match=rf"{topic}\[0\] offsets 3 to 7 .*ends at 3 now"):
+        following(query, ahead)
+    careless = plan(subscribe=topic, failOnDataLoss="false")
+    assert following(careless, ahead).offsets == {(topic, 0): 3}
+
+
+def test_the_group_shows_the_end_of_the_last_finished_batch(topics, plan, unique, group):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(6))
+    query = plan(subscribe=topic, **{"kafka.group.id": group})
+    position = query.starting()
+    with topics.cluster() as cluster:
+        seen = []
+        for _ in range(4):
+            position = following(query, position, 3)
+            seen.append(committed(cluster, group)[topic, 0].offset)
+    assert seen == [0, 3, 6, 6]
+
+
+def test_a_group_that_others_use_does_not_stop_the_query(topics, plan, unique, group, caplog):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(6))
+    consumer = confluent.consumer(topics.bootstrap, group)
+    consumer.subscribe([topic])
+    try:
+        eventually(lambda: consumer.poll(0.1) is not None, what="a member")
+        query = plan(subscribe=topic, **{"kafka.group.id": group})
+        assert following(query, query.starting()).offsets == {(topic, 0): 6}
+    finally:
+        consumer.close()
+    assert f"group {group} does not show" in caplog.text
