@@ -31,7 +31,7 @@ from penstock.transactions.records import decode_key, decode_value, encode, tomb
 from penstock.transactions.settings import TransactionSettings
 from penstock.transactions.states import BY_TITLE, STORED_STATES, State
 from penstock.transactions.transaction import Transaction
-from penstock.transactions.work import Token, Work
+from penstock.transactions.work import KeyValue, Token, Work
 
 #: What one tick decides at most, so that a batch stays small.
 _TICK_RECORDS_MAX: Final = 500
@@ -46,6 +46,7 @@ ENDS: Final = (COMMITTED, ABORTED, FENCED, TIMED_OUT)
 class TransactionShard:
     __slots__ = (
         "_deadlines",
+        "_decided_on",
         "_expiry_check_ms",
         "_handout",
         "_timeout_check_ms",
@@ -76,6 +77,8 @@ class TransactionShard:
         self.unknown_records = 0
         self._transaction_version = transaction_version
         self._handout = Handout()
+        #: What is about to be replayed, so that it need not be read again.
+        self._decided_on: dict[KeyValue, Transaction] = {}
         #: When each open transaction times out; those that never do are absent.
         self._deadlines: dict[str, int] = {}
         self._timeout_check_ms = 0
@@ -89,6 +92,10 @@ class TransactionShard:
     # Replay
 
     def replay(self, key: bytes, value: bytes | None) -> None:
+        decided = self._decided_on.pop((key, value), None)
+        if decided is not None:
+            self._install(decided)
+            return
         transactional_id = decode_key(key)
         if transactional_id is None:
             self.unknown_records += 1
@@ -222,8 +229,10 @@ class TransactionShard:
         for transaction in stored:
             if transaction.state.is_prepared:
                 self.ended[COMMITTED if transaction.state.is_committed else abort] += 1
+        records = tuple(encode(transaction) for transaction in stored)
+        self._decided_on = dict(zip(records, stored, strict=True))
         return Work(
-            records=tuple(encode(transaction) for transaction in stored),
+            records=records,
             replies=(*replies, *self._handout.announce(stored)),
         )
 
