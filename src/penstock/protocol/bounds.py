@@ -74,14 +74,14 @@ def _skip(size: int) -> tuple[Walk, ...]:
 
 
 def _fixed_size(field: Field[Any]) -> int | None:
-    is_array, element, _ = _classify(field.type)
+    is_array, element, _ = classify(field.type)
     if is_array or is_dataclass(element):
         return None
     return _FIXED_BYTES.get(field.metadata["kafka_type"])
 
 
 def _field_walk(field: Field[Any], flexible: bool, *, nullable: bool) -> Walk:
-    is_array, element, optional = _classify(field.type)
+    is_array, element, optional = classify(field.type)
     if is_dataclass(element):
         walk = bounds_check(element)  # type: ignore[arg-type]
         if not is_array and optional and nullable:
@@ -95,14 +95,14 @@ def _field_walk(field: Field[Any], flexible: bool, *, nullable: bool) -> Walk:
     return _fixed_array_walk(size, _count_reader(flexible, optional)) if is_array else _skip(size)[0]
 
 
-def _classify(annotation: Any) -> tuple[bool, Any, bool]:
+def classify(annotation: Any) -> tuple[bool, Any, bool]:
     """(is an array, type of the element, may be null)"""
     optional = False
     if get_origin(annotation) in (UnionType, Union):
         optional = type(None) in get_args(annotation)
         (annotation,) = (a for a in get_args(annotation) if a is not type(None))
     if get_origin(annotation) is tuple:
-        return True, _classify(get_args(annotation)[0])[1], optional
+        return True, classify(get_args(annotation)[0])[1], optional
     return False, annotation, optional
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.index import api_key_map, schema_name_map
-from kio.serial import entity_reader, entity_writer
+from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 
 from penstock.protocol.bounds import Patch, bounds_check, patched
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.upgrade import upgrader
+from penstock.protocol.writing import message_writer
 
 #: Older versions of these say what the newest cannot (topic names, one group or member beside many): their
 #: handlers read each version as it is.
@@ -80,13 +81,13 @@ def _reader(schema: Any, version: int) -> Callable[[memoryview, int], Any]:
 @cache
 def response_encoder(api_key: int, version: int) -> Callable[[io.BytesIO, Any], None]:
     """Writes the newest version's response (or this version's own class) as `version`."""
-    return entity_writer(load_response_schema(api_key, version))  # type: ignore[no-any-return]
+    return message_writer(load_response_schema(api_key, version))
 
 
 @cache
 def request_encoder(api_key: int, version: int) -> Callable[[io.BytesIO, Any], None]:
     """Writes the newest version's request (or this version's own class) as `version`."""
-    return entity_writer(load_request_schema(api_key, version))  # type: ignore[no-any-return]
+    return message_writer(load_request_schema(api_key, version))
 
 
 def schema_class(path: str) -> Any:
