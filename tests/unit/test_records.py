@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from penstock.protocol.records import (
     decode_records,
     encode_batch,
     encode_end_marker,
+    encode_entries,
     iter_batches,
     open_batch,
     pack_batch,
@@ -31,6 +33,7 @@ from penstock.protocol.scan import RecordSpan, retimed, scan_records
 from penstock.protocol.varint import encode_varint, read_varint, read_varlong
 
 BOUND = 1 << 20
+NOW_MS = 1_700_000_000_000
 RECORDS = [
     Record(10, 1_000, b"key", b"value", (("trace", b"abc"), ("empty", b""), ("null", None))),
     Record(11, 990, None, b"no key"),
@@ -261,3 +264,12 @@ def test_what_is_no_whole_end_marker_is_none(key: bytes | None, value: bytes | N
     )
     assert parse_end_marker(batch) is None
     assert parse_end_marker(pack_batch(read_header(batch), b"torn")) is None
+
+
+@pytest.mark.parametrize("count", [1, 3, 200])
+def test_entries_are_records_of_one_moment(count: int) -> None:
+    entries = [(b"key %d" % place, None if place % 3 == 1 else bytes(place)) for place in range(count)]
+    producer: dict[str, Any] = {"attributes": TRANSACTIONAL, "producer_id": 7, "producer_epoch": 2}
+    records = [Record(place, NOW_MS, key, value) for place, (key, value) in enumerate(entries)]
+    assert encode_entries(entries, NOW_MS) == encode_batch(records)
+    assert encode_entries(entries, NOW_MS, **producer) == encode_batch(records, **producer)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from penstock.broker.commit_wait import CommitWait
 from penstock.broker.coordinator_replay import Log, transactional
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import TRANSACTIONAL, EndMarker, Record, encode_batch
+from penstock.protocol.records import TRANSACTIONAL, EndMarker, encode_entries
 
 if TYPE_CHECKING:
     from penstock.log.transactions import VerificationGuard
@@ -215,7 +215,7 @@ class ActiveShard(Generic[ShardT]):
             elif getattr(work, "producer", None) is not None:
                 self._append_pending(work, guard)
             elif work.records:
-                self._append_batch(encode_batch(_records(work, self._now_ms())))
+                self._append_batch(encode_entries(work.records, self._now_ms()))
                 for key, value in work.records:
                     self.shard.replay(key, value)
         except ApiError as error:
@@ -230,8 +230,9 @@ class ActiveShard(Generic[ShardT]):
         producer_id, epoch = work.producer
         if guard is not None:
             self.partition.log.producers.check_guard(producer_id, epoch, guard)
-        batch = encode_batch(
-            _records(work, self._now_ms()),
+        batch = encode_entries(
+            work.records,
+            self._now_ms(),
             attributes=TRANSACTIONAL,
             producer_id=producer_id,
             producer_epoch=epoch,
@@ -304,10 +305,6 @@ class ActiveShard(Generic[ShardT]):
         if abs(moved_ms) > _CLOCK_STEP_MS:
             self._skew_ms = skew_ms
             self.shard.clock_moved(moved_ms)
-
-
-def _records(work: Work, now_ms: int) -> list[Record]:
-    return [Record(place, now_ms, key, value) for place, (key, value) in enumerate(work.records)]
 
 
 def _refuse(replies: Iterable[tuple[Token, object]], error: ApiError) -> None:

@@ -162,6 +162,37 @@ def encode_batch(
     return pack_batch(header, body)
 
 
+def encode_entries(
+    entries: Sequence[tuple[bytes, bytes | None]],
+    timestamp_ms: int,
+    *,
+    attributes: int = 0,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = -1,
+) -> bytearray:
+    """One batch of keys and values of one moment: what coordinators write, at every step that they take."""
+    parts: list[bytes] = []
+    for place, (key, value) in enumerate(entries):
+        content = b"".join((b"\x00\x00", encode_varint(place), *_sized(key), *_sized(value), b"\x00"))
+        parts += (encode_varint(len(content)), content)
+    header = BatchHeader(
+        base_offset=0,
+        length=0,
+        leader_epoch=-1,
+        magic=2,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=len(entries) - 1,
+        base_timestamp=timestamp_ms,
+        max_timestamp=timestamp_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=-1,
+        record_count=len(entries),
+    )
+    return pack_batch(header, b"".join(parts))
+
+
 def pack_batch(header: BatchHeader, body: BytesLike) -> bytearray:
     """This header over an encoded (and compressed) body; length and checksum are computed here."""
     batch = bytearray(HEADER_BYTES + len(body))
