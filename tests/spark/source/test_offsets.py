@@ -16,7 +16,8 @@ topics = st.builds(
     st.none() | st.uuids(),
     st.dictionaries(st.integers(0, 20), st.integers(0, 1 << 62), min_size=1, max_size=4),
 )
-positions = st.builds(Position, st.dictionaries(names, topics, max_size=4))
+kept = st.dictionaries(names, topics, max_size=4)
+positions = st.builds(Position, kept, st.none() | kept)
 A, B = UUID(int=1), UUID(int=2)
 
 
@@ -36,7 +37,7 @@ def test_equal_positions_have_equal_text(position, chance):
         topic = position.topics[name]
         order = chance.sample(sorted(topic.offsets), len(topic.offsets))
         shuffled[name] = TopicPosition(topic.id, {part: topic.offsets[part] for part in order})
-    assert json.dumps(Position(shuffled).to_json()) == json.dumps(position.to_json())
+    assert json.dumps(Position(shuffled, position.since).to_json()) == json.dumps(position.to_json())
 
 
 def test_checkpoints_of_sparks_own_connector_can_be_gone_on_with():
@@ -71,3 +72,20 @@ def test_offsets_of_a_topic_mean_nothing_in_a_later_one_of_the_same_name():
 
 def test_a_log_that_has_become_shorter_has_nothing_to_read():
     assert ranges(at(9), at(5)) == []
+
+
+def test_the_end_of_the_first_batch_remembers_where_it_began():
+    first = at(5).as_initial()
+    end = first.following(at(9).topics)
+    later = at(30).as_initial()
+    assert ranges(later, end) == ranges(first, end) == [OffsetRange("t", A, 0, 5, 9)]
+    assert ranges(later, first) == [], "a batch of other sources, in which this one had nothing"
+    second = end.following(at(12).topics)
+    assert second == at(12)
+    assert ranges(end, second) == [OffsetRange("t", A, 0, 9, 12)]
+
+
+@given(positions)
+def test_a_query_that_stands_still_has_the_same_text(position):
+    same = position.following(dict(position.topics))
+    assert json.dumps(same.to_json()) == json.dumps(position.to_json())

@@ -71,7 +71,10 @@ def test_what_was_deleted_since_it_was_planned(topics, unique):
     with pytest.raises(DataLoss, match=rf"{topic}\[0\] offsets 2 to 5 \(the log goes from 6 to 10\)"):
         read(topics, wanted)
     assert read(topics, wanted, failOnDataLoss="false") == [(n, b"%d" % n) for n in range(6, 10)]
-    assert read(topics, wanted._replace(end=5), failOnDataLoss="false") == []
+    earlier = wanted._replace(end=5)
+    with pytest.raises(DataLoss, match="offsets 2 to 4 "):
+        read(topics, earlier)
+    assert read(topics, earlier, failOnDataLoss="false") == []
 
 
 def test_another_topic_of_the_same_name_is_not_read(topics, unique):
@@ -116,10 +119,26 @@ def test_a_range_without_records_ends(topics):
     assert len(answers.left) == 1, "one answer without records is not believed"
 
 
+class Patience:
+    """Over after some looks at it."""
+
+    def __init__(self, timeout_ms: float) -> None:
+        self.timeout_ms, self.looks = timeout_ms, 0
+
+    @property
+    def is_over(self) -> bool:
+        self.looks += 1
+        return self.looks > 5
+
+
 def test_a_leader_that_does_not_know_of_the_range_is_not_taken_for_its_end(topics, monkeypatch):
     reader = reader_of(topics, Answers(4))
-    monkeypatch.setattr(
-        "penstock.spark.reading.Deadline", lambda ms: type("Over", (), {"is_over": True, "timeout_ms": ms})
-    )
+    monkeypatch.setattr("penstock.spark.reading.Deadline", Patience)
     with pytest.raises(Unavailable, match=r"offsets 0 to 9 of t\[0\] .* knows of 4 offsets"):
         list(reader.read(COLUMNS))
+
+
+def test_a_leader_that_has_just_heard_of_the_range_is_asked_again(topics):
+    answers = Answers(4, 4, 4, 10, 10, 10)
+    assert list(reader_of(topics, answers).read(COLUMNS)) == []
+    assert answers.left == [10]

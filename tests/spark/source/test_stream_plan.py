@@ -140,6 +140,20 @@ def test_what_comes_after_the_aim_is_left_for_the_next_run(topics, plan, unique)
     assert following(query, last) == last
 
 
+def test_the_first_batch_is_the_same_when_it_is_planned_again(topics, plan, unique):
+    """Spark asks again where the query began, and "latest" is another place by then."""
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(5))
+    query = plan(subscribe=topic, startingOffsets="latest")
+    start = query.starting()
+    topics.count(topic, range(4))
+    end = following(query, start)
+    topics.count(topic, range(7))
+    restarted = plan(subscribe=topic, startingOffsets="latest")
+    assert restarted.starting().offsets == {(topic, 0): 16}
+    assert spans(restarted, restarted.starting(), end) == spans(query, start, end) == [(0, 5, 9)]
+
+
 def test_new_partitions_are_read_from_the_beginning(topics, plan, unique):
     topic = topics.create(unique("t"))
     query = plan(subscribe=topic, startingOffsets="latest")

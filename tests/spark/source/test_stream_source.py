@@ -92,6 +92,8 @@ def test_all_that_is_there_in_batches_of_limited_size_and_then_what_came_since(t
     topics.count(topic, range(60, 70))
     assert reading.run().numbers() == list(range(70))
     assert reading.batch_rows() == [10]
+    [source] = reading.running.lastProgress.sources
+    assert json.loads(source.latestOffset)["topics"][topic]["offsets"] == {"0": 60, "1": 10}
     assert reading.run().batch_rows() == []
 
 
@@ -204,8 +206,8 @@ def leader(topics: Topics, topic: str) -> int:
     return topics.admin.list_topics(topic, timeout=20).topics[topic].partitions[0].leader
 
 
-def publish(topics: Topics, topic: str, numbers: Any) -> None:
+def publish(topics: Topics, topic: str, values: Any) -> None:
     from tests.compat import confluent
 
-    messages = [Message(value=b"%d" % number) for number in numbers]
+    messages = [Message(value=b"%d" % number) for number in values]
     confluent.publish(topics.bootstrap, topic, messages, acks="all", enable_idempotence=True)
