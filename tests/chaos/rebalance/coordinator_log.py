@@ -43,7 +43,7 @@ def events(rows: Iterable[KeyValue]) -> Iterator[Owns | Stores]:
     for row in rows:
         kind = offsets.key_type(row.key)
         if kind == groups.Kind.CURRENT:
-            current = groups.decode(*row)
+            current = groups.FORMS.decode(*row)
             if current.group_id == GROUP:
                 owned = () if current.value is None else current.value.owned()
                 yield Owns(current.name, frozenset(partition for _, partition in owned))
@@ -61,7 +61,7 @@ def rebalances(rows: Iterable[KeyValue]) -> int:
     epochs = set()
     for row in rows:
         if offsets.key_type(row.key) == groups.Kind.GROUP_EPOCH:
-            record = groups.decode(*row)
+            record = groups.FORMS.decode(*row)
             if record.group_id == GROUP and record.value is not None:
                 epochs.add(record.value.epoch)
     return len(epochs)
