@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,12 +10,14 @@ from typing import Any, Final
 
 from penstock.client.cluster import Cluster, Coordinates
 from penstock.client.connection import Connection
-from penstock.client.errors import UnsupportedVersion, check
+from penstock.client.errors import Unavailable, UnsupportedVersion, check, code_of
 from penstock.client.grouping import by_topic
 from penstock.client.metadata import Place
 from penstock.client.positions import CommittedOffset, offset_topics
 from penstock.client.sequencing import NO_PRODUCER, NO_PRODUCER_ID, Producer
-from penstock.protocol.errors import ErrorCode
+from penstock.protocol.bounds import read_uvarint
+from penstock.protocol.errors import ErrorCode, MalformedFrame
+from penstock.protocol.produce import encode_uvarint
 from penstock.protocol.schemas import schema_class
 
 #: From this level of the feature on every transaction has an epoch of its own, and leaders add partitions (KIP-890).
@@ -31,6 +34,14 @@ _END_BUMPS_FROM: Final = 5
 _BRIEFLY_MS: Final = 60_000
 #: A transaction that has not begun has no time at which it did, and cannot be described.
 _EMPTY: Final = "Empty"
+
+_DESCRIBE_TRANSACTIONS: Final = 65
+#: After how long it was throttled, and how many are described.
+_FIRST_AT: Final = 5
+_ERROR: Final = struct.Struct(">h")
+#: Timeout and start.
+_TIMES_BYTES: Final = 12
+_HOLDER: Final = struct.Struct(">qh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,22 +256,57 @@ def describe_transaction(cluster: Cluster, transactional_id: str) -> Transaction
     return cluster.call_coordinator(Coordinates.TRANSACTION, transactional_id, ask)
 
 
-def list_transactions(cluster: Cluster, prefix: str = "") -> dict[str, str]:
+def list_transactions(cluster: Cluster, prefix: str = "", states: tuple[str, ...] = ()) -> dict[str, str]:
     """The states of all transactional ids that begin so, by id, as all coordinators know them together.
 
-    One whose coordinator changes while this is asked may be left out. Raises Refused, Unavailable.
+    Only those in one of `states` where any are given. One whose coordinator changes while this is asked may be left
+    out. Raises Refused, Unavailable.
     """
     return {
         str(each.transactional_id): str(each.transaction_state)
-        for told in cluster.call_every_node(_listed)
+        for told in cluster.call_every_node(lambda connection: _listed(connection, states))
         for each in told
         if str(each.transactional_id).startswith(prefix)
     }
 
 
-def _listed(connection: Connection) -> tuple[Any, ...]:
+def holder(cluster: Cluster, transactional_id: str) -> Producer | None:
+    """Who has the id now, whether a transaction is open or not; None where it is not known.
+
+    Raises Refused, Unavailable.
+    """
+    name = transactional_id.encode()
+    body = b"\x02" + encode_uvarint(len(name) + 1) + name + b"\x00"
+
+    def ask(connection: Connection) -> Producer | None:
+        answer = connection.call_raw(_DESCRIBE_TRANSACTIONS, 0, [body])
+        try:
+            code, producer = _described(answer)
+        except (MalformedFrame, struct.error):
+            connection.close()
+            raise Unavailable(f"{connection.peer} does not describe {transactional_id}") from None
+        if code is ErrorCode.transactional_id_not_found:
+            return None
+        check(code, f"transactional id {transactional_id}")
+        return producer
+
+    return cluster.call_coordinator(Coordinates.TRANSACTION, transactional_id, ask)
+
+
+def _described(answer: memoryview) -> tuple[ErrorCode, Producer]:
+    """By hand: an id without a transaction has no time at which it began, which the schema's reader does not take."""
+    (code,) = _ERROR.unpack_from(answer, _FIRST_AT)
+    position = _FIRST_AT + _ERROR.size
+    for _ in ("id", "state"):
+        length, position = read_uvarint(answer, position, len(answer))
+        position += length - 1
+    producer_id, epoch = _HOLDER.unpack_from(answer, position + _TIMES_BYTES)
+    return code_of(code), Producer(producer_id, epoch)
+
+
+def _listed(connection: Connection, states: tuple[str, ...] = ()) -> tuple[Any, ...]:
     request = schema_class("list_transactions.v1.request:ListTransactionsRequest")(
-        state_filters=(), producer_id_filters=(), duration_filter=-1
+        state_filters=states, producer_id_filters=(), duration_filter=-1
     )
     answer = connection.call(request)
     check(answer.error_code, f"the transactions that {connection.peer} coordinates")

@@ -1,4 +1,4 @@
-"""`format("penstock")`: topics as Spark sources. Spark imports this often, so each method imports what it needs."""
+"""`format("penstock")`: topics as sources and sinks. Spark imports this often, so each method imports what it needs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from penstock.spark.plainly import told_plainly
 
 if TYPE_CHECKING:
     from penstock.spark.batch_source import BatchReader
+    from penstock.spark.sink import BatchWriter, StreamWriter
     from penstock.spark.stream_source import StreamReader
 
 
@@ -43,3 +44,23 @@ class PenstockDataSource(DataSource):  # type: ignore[misc, unused-ignore]
         from penstock.spark.stream_source import StreamReader
 
         return StreamReader(SourceOptions.parse(self.options, streaming=True), Projection.of(schema))
+
+    @told_plainly()
+    def writer(self, schema: Any, overwrite: bool) -> BatchWriter:
+        from penstock.spark.sink import BatchWriter, refuse_overwrite
+        from penstock.spark.sink_options import SinkOptions
+        from penstock.spark.sink_rows import SinkColumns
+
+        refuse_overwrite(overwrite)
+        options = SinkOptions.parse(self.options, streaming=False)
+        return BatchWriter(options, SinkColumns.of(schema, options.topic))
+
+    @told_plainly()
+    def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
+        from penstock.spark.sink import StreamWriter, refuse_overwrite
+        from penstock.spark.sink_options import SinkOptions
+        from penstock.spark.sink_rows import SinkColumns
+
+        refuse_overwrite(overwrite)
+        options = SinkOptions.parse(self.options, streaming=True)
+        return StreamWriter(options, SinkColumns.of(schema, options.topic))

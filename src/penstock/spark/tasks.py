@@ -12,6 +12,7 @@ from penstock.spark.offsets import OffsetRange
 from penstock.spark.options import SourceOptions
 from penstock.spark.plainly import told_plainly
 from penstock.spark.schemas import Projection
+from penstock.spark.sink_options import SinkOptions
 
 _LOG: Final = logging.getLogger("penstock.spark")
 
@@ -36,7 +37,7 @@ def read_task(options: SourceOptions, projection: Projection, partition: Any) ->
             yield fit(batch)
 
 
-def warn_of_unknown(options: SourceOptions) -> None:
+def warn_of_unknown(options: SourceOptions | SinkOptions) -> None:
     if options.connection.unknown:
         names = ", ".join(f"kafka.{name}" for name in options.connection.unknown)
         _LOG.warning("settings without effect: %s", names)

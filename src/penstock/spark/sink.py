@@ -1,0 +1,143 @@
+"""`df.write.format("penstock")` and `df.writeStream.format("penstock")`: Spark's names for what others here do.
+
+Writers are made anew for every batch and again for its commit, in whatever process Spark likes; all that they know of
+each other is in the messages of tasks.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from penstock.client.prepared import Prepared
+from penstock.spark.concluding import conclude, withdraw
+from penstock.spark.decisions import Ledger, MicroBatch, SinkError
+from penstock.spark.option_values import OptionError
+from penstock.spark.plainly import told_plainly
+from penstock.spark.reading import task_cluster
+from penstock.spark.sink_options import Contract, SinkOptions
+from penstock.spark.sink_rows import SinkColumns
+from penstock.spark.tasks import warn_of_unknown
+
+#: Local properties of a job that is a batch of a streaming query.
+_QUERY: Final = "sql.streaming.queryId"
+_BATCH: Final = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written(WriterCommitMessage):  # type: ignore[misc, unused-ignore]
+    """What a task tells the driver."""
+
+    rows: int
+    #: With exactly-once.
+    batch: MicroBatch | None = None
+    prepared: Prepared | None = None
+
+
+def refuse_overwrite(overwrite: bool) -> None:
+    if overwrite:
+        raise OptionError('a topic can only be added to: use mode("append"), or outputMode append or update')
+
+
+class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc, unused-ignore]
+    """All tasks of a job write under one id that nobody else has."""
+
+    def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
+        warn_of_unknown(options)
+        self.options = options
+        self.columns = columns
+        self.batch = MicroBatch(uuid.uuid4().hex, 0)
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        return _write(self.options, self.columns, lambda: self.batch, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._conclude(prepared_by(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Decides that nothing is written, so that attempts which come late know. What was decided before stands."""
+        self._conclude([])
+
+    @told_plainly()
+    def _conclude(self, prepared: Sequence[Prepared]) -> None:
+        if self.options.contract is not Contract.EXACTLY_ONCE:
+            return
+        with Ledger(task_cluster(self.options.connection), self.batch.query, is_new=True) as ledger:
+            conclude(ledger, self.batch, prepared)
+            ledger.forget()
+
+
+class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc, unused-ignore]
+    def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
+        self.options = options
+        self.columns = columns
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        return _write(self.options, self.columns, this_batch, iterator)
+
+    @told_plainly()
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        batch = batch_of(messages, batchId)
+        if self.options.contract is not Contract.EXACTLY_ONCE or batch is None:
+            return
+        with Ledger(task_cluster(self.options.connection), batch.query) as ledger:
+            fails_on_loss = self.options.fail_on_data_loss
+            conclude(ledger, batch, prepared_by(messages), fails_on_loss=fails_on_loss)
+
+    @told_plainly()
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        batch = batch_of(messages, batchId)
+        if self.options.contract is not Contract.EXACTLY_ONCE or batch is None:
+            return
+        with Ledger(task_cluster(self.options.connection), batch.query) as ledger:
+            withdraw(ledger, batch, prepared_by(messages))
+
+
+@told_plainly()
+def _write(options: SinkOptions, columns: SinkColumns, find_batch: Any, batches: Iterable[Any]) -> Written:
+    from penstock.spark.writing import NAMES, write_at_least_once, write_exactly_once
+
+    cluster = task_cluster(options.connection)
+    if options.contract is not Contract.EXACTLY_ONCE:
+        return Written(rows=write_at_least_once(cluster, options, columns, batches).rows)
+    batch = find_batch()
+    done = write_exactly_once(cluster, options, columns, batch, batches, name=NAMES.take(batch))
+    return Written(rows=done.rows, batch=batch, prepared=done.prepared)
+
+
+def this_batch() -> MicroBatch:
+    """Of the query that this task works for. Raises SinkError."""
+    context = TaskContext.get()
+    query = context.getLocalProperty(_QUERY) if context is not None else None
+    number = context.getLocalProperty(_BATCH) if context is not None else None
+    if query is None or number is None:
+        raise SinkError(
+            "Spark does not tell which batch of which query this is, so it cannot be written once"
+        )
+    return MicroBatch(query, int(number))
+
+
+def batch_of(messages: Iterable[WriterCommitMessage | None], number: int) -> MicroBatch | None:
+    """None where no task has told anything. Raises SinkError where they tell of different batches."""
+    found = {each.batch for each in messages if isinstance(each, Written) and each.batch is not None}
+    if not found:
+        return None
+    if len(found) > 1 or next(iter(found)).number != number:
+        raise SinkError(
+            f"tasks of {', '.join(map(str, sorted(found)))} are to be committed as batch {number}"
+        )
+    return next(iter(found))
+
+
+def prepared_by(messages: Iterable[WriterCommitMessage | None]) -> list[Prepared]:
+    told = (each.prepared for each in messages if isinstance(each, Written))
+    return [prepared for prepared in told if prepared is not None]

@@ -1,0 +1,133 @@
+"""What a write asks for, by the names of Spark's own Kafka connector. Pure: nothing here talks to a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from penstock.client.errors import ClientError
+from penstock.client.settings import ConnectionSettings
+from penstock.protocol.compression import Codec
+from penstock.spark.option_values import CONNECTION_PREFIX, GivenOptions, OptionError, wrong
+
+#: Those that Spark itself hands on to every sink.
+_OF_SPARK: Final = ("checkpointLocation", "outputMode", "path", "queryName")
+#: Of the connector, about reading; who writes what it has read often gives both the same options.
+_WITHOUT_EFFECT: Final = ("includeHeaders",)
+SINK_OPTIONS: Final = (
+    *_WITHOUT_EFFECT,
+    "contract",
+    "failOnDataLoss",
+    "kafka.bootstrap.servers",
+    "kafka.compression.type",
+    "kafka.max.request.size",
+    "kafka.transaction.timeout.ms",
+    "kafka.transaction.two.phase.commit.enable",
+    "topic",
+)
+#: Settings of producers that would contradict what the sink itself decides.
+_DECIDED_HERE: Final = {
+    "key.serializer": "keys are binary or string; convert them with functions of Spark",
+    "value.serializer": "values are binary or string; convert them with functions of Spark",
+    "transactional.id": "a query writes under the id of its checkpoint; set contract=exactly-once",
+}
+_ACKS: Final = ("all", "-1")
+_CODECS: Final = {each.name.lower(): each for each in Codec}
+_FLAGS: Final = {"true": True, "false": False}
+#: As much as a topic takes at once unless it is told otherwise.
+_BATCH_BYTES_MAX: Final = 1 << 20
+#: What Apache Kafka and Penstock allow at most unless told otherwise.
+_TIMEOUT_MS: Final = 900_000
+
+
+class Contract(Enum):
+    """How often a row is written, whatever fails."""
+
+    #: The sink writes what it is given; the source is what gives nothing twice.
+    AT_MOST_ONCE = "at-most-once"
+    AT_LEAST_ONCE = "at-least-once"
+    EXACTLY_ONCE = "exactly-once"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    connection: ConnectionSettings
+    #: Where all rows go; None where a column says that.
+    topic: str | None = None
+    contract: Contract = Contract.AT_LEAST_ONCE
+    codec: Codec = Codec.NONE
+    batch_bytes_max: int = _BATCH_BYTES_MAX
+    #: Ask for transactions that stay open until the driver ends them, where brokers allow that.
+    two_phase: bool = True
+    #: How long they stay open else.
+    transaction_timeout_ms: int = _TIMEOUT_MS
+    #: Stop when what was decided to be written has been aborted meanwhile.
+    fail_on_data_loss: bool = True
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+        """Raises OptionError, which names the option."""
+        given = GivenOptions(options)
+        settings = given.connection()
+        parsed = cls(
+            topic=given.text("topic") or None,
+            contract=_contract(given.text("contract")),
+            fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+            codec=_codec(settings.pop("compression.type", "none")),
+            batch_bytes_max=_number(settings, "max.request.size", _BATCH_BYTES_MAX),
+            # Nobody would end what the driver of a batch write leaves behind when it dies.
+            two_phase=_flag(settings, "transaction.two.phase.commit.enable", default=streaming),
+            transaction_timeout_ms=_number(settings, "transaction.timeout.ms", _TIMEOUT_MS),
+            connection=_connection(settings),
+        )
+        for name in (*_OF_SPARK, *_WITHOUT_EFFECT):
+            given.text(name)
+        given.refuse_rest(SINK_OPTIONS)
+        return parsed
+
+
+def _contract(text: str | None) -> Contract:
+    names = [each.value for each in Contract]
+    if text is None:
+        return Contract.AT_LEAST_ONCE
+    if text.lower() not in names:
+        raise wrong("contract", text, f"must be one of {', '.join(names)}")
+    return Contract(text.lower())
+
+
+def _codec(text: str) -> Codec:
+    name = text.strip().lower()
+    if name not in _CODECS:
+        raise wrong("kafka.compression.type", text, f"must be one of {', '.join(_CODECS)}")
+    return _CODECS[name]
+
+
+def _number(settings: dict[str, str], name: str, default: int) -> int:
+    text = settings.pop(name, str(default)).strip()
+    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
+        raise wrong(CONNECTION_PREFIX + name, text, "must be a whole number of at least 1")
+    return int(text)
+
+
+def _flag(settings: dict[str, str], name: str, *, default: bool) -> bool:
+    text = settings.pop(name, str(default)).strip().lower()
+    if text not in _FLAGS:
+        raise wrong(CONNECTION_PREFIX + name, text, "must be true or false")
+    return _FLAGS[text]
+
+
+def _connection(settings: dict[str, str]) -> ConnectionSettings:
+    for name, advice in _DECIDED_HERE.items():
+        if name in settings:
+            raise OptionError(f"option {CONNECTION_PREFIX}{name} cannot be set: {advice}")
+    acks = settings.pop("acks", _ACKS[0]).strip().lower()
+    if acks not in _ACKS:
+        raise wrong("kafka.acks", acks, "must be all: what fewer replicas have could be lost, and be missed")
+    if not _flag(settings, "enable.idempotence", default=True):
+        raise wrong("kafka.enable.idempotence", "false", "must be true: nothing is gained by writing twice")
+    try:
+        return ConnectionSettings.parse({"client.id": "penstock-spark", **settings})
+    except ClientError as refused:
+        raise OptionError(f"option {CONNECTION_PREFIX}{refused}") from None

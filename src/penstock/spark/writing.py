@@ -1,0 +1,169 @@
+"""A task: the rows of one attempt, from Arrow columns to the leaders of partitions."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.client.cluster import Cluster
+from penstock.client.errors import ClientError
+from penstock.client.prepared import Prepared
+from penstock.client.producing import RawProducer, TwoPhaseKind
+from penstock.client.settings import ConnectionSettings
+from penstock.spark.concluding import attempts_prefix
+from penstock.spark.decisions import MicroBatch, last_mark
+from penstock.spark.sink_options import SinkOptions
+from penstock.spark.sink_rows import SinkColumns, by_place, collected
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Attempt(NamedTuple):
+    """What became of it. Nothing is prepared where there were no rows, or the batch was decided before."""
+
+    rows: int
+    prepared: Prepared | None = None
+
+
+def write_at_least_once(
+    cluster: Cluster, options: SinkOptions, columns: SinkColumns, batches: Iterable[pa.RecordBatch]
+) -> Attempt:
+    """Returns when all is acknowledged. Raises WrongRow, Unavailable, Refused, TopicChanged."""
+    rows = collected(batches)
+    first = next(rows, None)
+    if first is None:
+        return Attempt(0)
+    with RawProducer(cluster) as producer:
+        producer.init()
+        count = _send(cluster, producer, options, columns, _before(first, rows))
+        producer.flush()
+    return Attempt(count)
+
+
+def write_exactly_once(
+    cluster: Cluster,
+    options: SinkOptions,
+    columns: SinkColumns,
+    batch: MicroBatch,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    name: str,
+) -> Attempt:
+    """Leaves all in a transaction of that name, acknowledged, for the driver to end.
+
+    Raises WrongRow, Unavailable, Refused, TopicChanged; then the transaction is aborted.
+    """
+    rows = collected(batches)
+    first = next(rows, None)
+    if first is None:
+        return Attempt(0)
+    with _begin(cluster, options, name) as producer:
+        # The name is taken before this question: `concluding.sweep` tells why.
+        mark = last_mark(cluster, batch.query, stable=False)
+        if mark is not None and mark.number >= batch.number:
+            return _skip(rows)
+        try:
+            count = _send(cluster, producer, options, columns, _before(first, rows))
+            return Attempt(count, producer.prepare())
+        except BaseException:
+            with suppress(ClientError):
+                producer.end(commit=False)
+            raise
+
+
+def _skip(rows: Iterator[pa.RecordBatch]) -> Attempt:
+    """It is decided already. Spark takes the task for done when it has seen the end of its rows."""
+    for _ in rows:
+        pass
+    return Attempt(0)
+
+
+def _before(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest
+
+
+def _send(
+    cluster: Cluster,
+    producer: RawProducer,
+    options: SinkOptions,
+    columns: SinkColumns,
+    rows: Iterable[pa.RecordBatch],
+) -> int:
+    from penstock.spark.columns import encode
+
+    def partition_count(topic: str) -> int:
+        return len(cluster.await_topic(topic).partitions)
+
+    count = 0
+    for each in rows:
+        seed, now_ms = random.getrandbits(31), int(time.time() * 1000)
+        for (topic, partition), records in by_place(each, columns, partition_count, seed=seed):
+            for encoded in encode(
+                records,
+                timestamp_ms=now_ms,
+                codec=options.codec,
+                batch_bytes_max=options.batch_bytes_max,
+            ):
+                producer.send(topic, partition, encoded.data)
+        count += each.num_rows
+    return count
+
+
+# Beginning transactions
+
+#: For how long brokers that know no second phase keep a transaction open; asked once by each process.
+_TIMEOUTS_MS: Final[dict[ConnectionSettings, int]] = {}
+
+
+def _begin(cluster: Cluster, options: SinkOptions, name: str) -> RawProducer:
+    timeout_ms = _TIMEOUTS_MS.get(cluster.settings) if options.two_phase else None
+    producer = RawProducer(
+        cluster,
+        transactional_id=name,
+        transaction_timeout_ms=timeout_ms or options.transaction_timeout_ms,
+        two_phase=options.two_phase and timeout_ms is None,
+    )
+    producer.init()
+    if producer.two_phase_kind is TwoPhaseKind.UNTIL_TIMEOUT:
+        _TIMEOUTS_MS[cluster.settings] = producer.transaction_timeout_ms
+    return producer
+
+
+_QUERIES_MAX: Final = 1_000
+
+
+class Names:
+    """Transactional ids for the attempts of one worker process, each for one attempt at one batch.
+
+    A process uses its ids again: those of a batch two batches later, when all of them have ended. It remembers this of
+    the queries that it worked for lately.
+    """
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._token = uuid.uuid4().hex
+        self._used: dict[str, tuple[int, int]] = {}
+
+    def take(self, batch: MicroBatch) -> str:
+        if self._owner != os.getpid():
+            self.__init__()  # type: ignore[misc]
+        newest, count = self._used.get(batch.query, (-1, 0))
+        if batch.number < newest:
+            return f"{attempts_prefix(batch)}{uuid.uuid4().hex}"
+        count = count + 1 if batch.number == newest else 0
+        self._used.pop(batch.query, None)
+        self._used[batch.query] = (batch.number, count)
+        if len(self._used) > _QUERIES_MAX:
+            # Another token keeps apart what is forgotten from what is to come.
+            self._used, self._token = {}, uuid.uuid4().hex
+        return f"{attempts_prefix(batch)}{self._token}-{count}"
+
+
+NAMES: Final = Names()

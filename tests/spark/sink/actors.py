@@ -1,0 +1,161 @@
+"""Threads that take turns as a seed says: the same seed gives the same order, and any of them can die at any step.
+
+What the sink asks of brokers goes through gates. At a gate an actor stands still until it is chosen again, which may
+be never: a dead actor runs no more of its code, not even what would tidy up.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from penstock.client.producing import RawProducer
+from penstock.spark import concluding, decisions, writing
+
+TURN_TIMEOUT_S = 60.0
+#: Some are so slow that the others have gone far ahead before they do anything.
+PACES = (1, 1, 1, 0.1, 0.02)
+#: Between two of these others may act. They are those steps that others can see, or that look at others.
+SWITCHING = (
+    (RawProducer, "init"),
+    (RawProducer, "prepare"),
+    (decisions.Ledger, "take"),
+    (decisions.Ledger, "decide"),
+    (decisions.Ledger, "last"),
+    (decisions.Ledger, "last_batch"),
+    (concluding, "end_prepared"),
+    (concluding, "list_transactions"),
+    (concluding, "holder"),
+    (concluding, "end_transaction"),
+    (concluding, "sweep"),
+    (writing, "last_mark"),
+    (writing, "_send"),
+)
+#: Here an actor may die, and nobody else may act: they would wait for what is half done.
+DEADLY = ((RawProducer, "commit_offsets"), (RawProducer, "end"))
+
+
+class Died(BaseException):
+    """Ends a thread at the gate where its actor died."""
+
+
+class Actor:
+    def __init__(self, stage: "Stage", name: str, act: Callable[[], Any]) -> None:
+        self.stage, self.name = stage, name
+        self.pace = stage.chance.choice(PACES)
+        self.is_dead = self.is_done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.waits_for: Callable[[], bool] = lambda: True
+        self._turn = threading.Semaphore(0)
+        self._rest = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, args=(act,), name=name, daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        state = "dead" if self.is_dead else "done" if self.is_done else "alive"
+        return f"<{self.name} {state}>"
+
+    def _run(self, act: Callable[[], Any]) -> None:
+        self.stage.local.actor = self
+        try:
+            self.rest()
+            self.result = act()
+        except Died:
+            pass
+        except Exception as error:
+            self.error = error
+        self.is_done = True
+        self._rest.release()
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.is_done and (self.is_dead or self.waits_for())
+
+    def rest(self) -> None:
+        """Called by the actor: let another one act."""
+        self._turn.acquire()
+        if self.is_dead:
+            raise Died
+
+    def act(self) -> None:
+        """Called by the stage: one step."""
+        self._turn.release()
+        assert self._rest.acquire(timeout=TURN_TIMEOUT_S), f"{self} does not come to its next step"
+
+    def pause(self) -> None:
+        if self.is_dead:
+            raise Died
+        self._rest.release()
+        self.rest()
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        self.waits_for = condition
+        self.pause()
+        self.waits_for = lambda: True
+
+
+class Stage:
+    """Chooses who acts next, and who dies."""
+
+    def __init__(self, chance: random.Random, *, deaths: float) -> None:
+        self.chance = chance
+        self.deaths = deaths
+        self.actors: list[Actor] = []
+        self.local = threading.local()
+        self.gates: list[str] = []
+
+    def enter(self, name: str, act: Callable[[], Any]) -> Actor:
+        self.actors.append(Actor(self, name, act))
+        return self.actors[-1]
+
+    def kill(self, actor: Actor) -> None:
+        actor.is_dead = True
+        actor.act()
+        assert actor.is_done
+
+    def step(self) -> bool:
+        """False when nobody can do anything any more."""
+        ready = [actor for actor in self.actors if actor.is_ready]
+        if not ready:
+            return False
+        self.chance.choices(ready, [actor.pace for actor in ready])[0].act()
+        self.actors = [actor for actor in self.actors if not actor.is_done]
+        return True
+
+    def gate(self, name: str, *, switches: bool) -> None:
+        actor: Actor | None = getattr(self.local, "actor", None)
+        if actor is None:
+            return
+        if actor.is_dead:
+            raise Died
+        self.gates.append(f"{actor.name}: {name}")
+        if self.chance.random() < self.deaths:
+            actor.is_dead = True
+            self.gates.append(f"{actor.name} dies")
+            raise Died
+        if switches:
+            actor.pause()
+
+    @contextmanager
+    def gated(self) -> Iterator["Stage"]:
+        patches = [self._patch(*each, switches=True) for each in SWITCHING]
+        patches += [self._patch(*each, switches=False) for each in DEADLY]
+        for each in patches:
+            each.start()
+        try:
+            yield self
+        finally:
+            for each in patches:
+                each.stop()
+
+    def _patch(self, owner: Any, name: str, *, switches: bool) -> Any:
+        real = getattr(owner, name)
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            self.gate(name, switches=switches)
+            return real(*args, **kwargs)
+
+        return mock.patch.object(owner, name, guarded)

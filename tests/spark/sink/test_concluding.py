@@ -1,0 +1,281 @@
+"""Step by step: what each safeguard of an exactly-once write is for. The broker is real, Spark is not needed."""
+
+import uuid
+from collections.abc import Iterable
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from tests.spark.sink.readers import await_rest, committed_numbers, is_at_rest
+from tests.spark.source.topics import Topics
+
+from penstock.client.cluster import Cluster
+from penstock.client.errors import Fenced, Unavailable
+from penstock.client.prepared import Prepared, end_prepared
+from penstock.client.producing import RawProducer
+from penstock.client.transactions import list_transactions
+from penstock.spark import concluding, writing
+from penstock.spark.concluding import attempts_prefix, conclude, settle, withdraw
+from penstock.spark.decisions import Decision, Ledger, MicroBatch, SinkError, driver_name, last_mark
+from penstock.spark.sink_options import SinkOptions
+from penstock.spark.sink_rows import SinkColumns
+from penstock.spark.writing import Names, write_exactly_once
+
+COLUMNS = {"value": 0}
+
+
+class Query:
+    """One query on one topic: attempts at its batches, and drivers that conclude them."""
+
+    def __init__(self, topics: Topics, topic: str, **options: str) -> None:
+        self.topics, self.topic = topics, topic
+        self.id = str(uuid.uuid4())
+        self.cluster = topics.cluster()
+        self.options = SinkOptions.parse(topics.given(topic=topic, **options), streaming=True)
+        self.columns = SinkColumns(positions=COLUMNS, topic=topic)
+
+    def batch(self, number: int = 0) -> MicroBatch:
+        return MicroBatch(self.id, number)
+
+    def attempt(self, numbers: Iterable[int], number: int = 0) -> Prepared | None:
+        """One task attempt, in a worker process of its own."""
+        rows = pa.record_batch([pa.array([b"%d" % each for each in numbers], pa.binary())], names=["value"])
+        batch = self.batch(number)
+        name = Names().take(batch)
+        done = write_exactly_once(self.cluster, self.options, self.columns, batch, [rows], name=name)
+        return done.prepared
+
+    def commit(self, prepared: Iterable[Prepared | None], number: int = 0, **kwargs: Any) -> bool:
+        with Ledger(self.cluster, self.id) as ledger:
+            return conclude(ledger, self.batch(number), [each for each in prepared if each], **kwargs)
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        return [(self.topic, 0)]
+
+    def numbers(self) -> list[int]:
+        return committed_numbers(self.topics, self.cluster, self.places)
+
+    def is_at_rest(self) -> bool:
+        return is_at_rest(self.cluster, self.places)
+
+    def await_rest(self) -> None:
+        await_rest(self.cluster, self.places)
+
+
+@pytest.fixture
+def query(broker, unique):
+    topics = Topics(broker.bootstrap_servers)
+    made = Query(topics, topics.create(unique("t")))
+    yield made
+    made.cluster.close()
+
+
+def test_what_was_decided_is_written_and_nothing_else(query):
+    winners = [query.attempt([1, 2]), query.attempt([3])]
+    query.attempt([3])  # its twin
+    assert not query.is_at_rest()
+    assert query.commit(winners)
+    query.await_rest()
+    assert query.numbers() == [1, 2, 3]
+
+
+def test_a_rerun_after_the_decision_writes_nothing_and_finishes_what_is_open(query):
+    """The driver dies between two ends; the batch is run again with other tasks."""
+    first = [query.attempt([1]), query.attempt([2]), query.attempt([3])]
+    ended = []
+
+    def dies_after_one(cluster: Cluster, prepared: Prepared, *, commit: bool) -> None:
+        if ended:
+            raise Unavailable("dead")
+        ended.append(prepared)
+        end_prepared(cluster, prepared, commit=commit)
+
+    with mock.patch.object(concluding, "end_prepared", dies_after_one), pytest.raises(Unavailable):
+        query.commit(first)
+    assert not query.is_at_rest()
+    again = [query.attempt([1, 2, 3])]
+    assert again == [None], "it found the decision"
+    assert not query.commit(again)
+    query.await_rest()
+    assert query.numbers() == [1, 2, 3]
+    assert not query.commit(again), "and once more, for the checkpoint was not written"
+    assert query.numbers() == [1, 2, 3]
+
+
+def test_a_rerun_before_the_decision_aborts_what_was_left(query):
+    query.attempt([1, 2])
+    query.attempt([3])
+    assert query.commit([query.attempt([1]), query.attempt([2, 3])])
+    query.await_rest()
+    assert query.numbers() == [1, 2, 3]
+
+
+def test_two_drivers_decide_once(query):
+    mine, other = [query.attempt([1, 2])], [query.attempt([1]), query.attempt([2])]
+    assert query.commit(other)
+    assert not query.commit(mine)
+    query.await_rest()
+    assert query.numbers() == [1, 2]
+
+
+def test_a_driver_that_was_replaced_cannot_decide(query):
+    """It has looked and found nothing; before it decides another one does."""
+    mine, other = query.attempt([1]), query.attempt([1])
+    with Ledger(query.cluster, query.id) as ledger:
+        assert ledger.take() is None
+        assert query.commit([other])
+        with pytest.raises(SinkError, match="another driver has taken this query over"):
+            ledger.decide(Decision(batch=query.batch(), transactions=(mine,)))
+        with Ledger(query.cluster, query.id) as fresh:
+            fresh.take()
+            assert fresh.last().names == {other.transactional_id}
+    query.await_rest()
+    assert query.numbers() == [1]
+
+
+def test_a_driver_that_is_a_batch_behind_stops(query):
+    late = query.attempt([1])
+    query.commit([query.attempt([1])])
+    query.commit([query.attempt([2], number=1)], number=1)
+    with pytest.raises(SinkError, match="another driver has taken this query over"):
+        query.commit([late])
+    query.await_rest()
+    assert query.numbers() == [1, 2]
+
+
+def test_an_attempt_that_begins_late_writes_nothing(query):
+    query.commit([query.attempt([1])])
+    assert query.attempt([1]) is None
+    assert query.is_at_rest()
+
+
+def test_an_attempt_that_stood_still_since_before_the_decision_cannot_write_after_it(query):
+    """It had asked whether there is a decision, and was told that there is none."""
+    name = Names().take(query.batch())
+    late = RawProducer(query.cluster, transactional_id=name)
+    late.init()
+    query.commit([query.attempt([1])])
+    late.send(query.topic, 0, _batch())
+    with pytest.raises(Fenced):
+        late.flush()
+    late.close()
+    assert query.is_at_rest()
+    assert query.numbers() == [1]
+
+
+def _batch() -> bytearray:
+    from penstock.spark.columns import encode
+
+    [encoded] = encode(pa.record_batch([[b"late"]], names=["value"]), timestamp_ms=0)
+    return encoded.data
+
+
+def test_an_attempt_that_fails_leaves_nothing_open(query):
+    real = writing._send
+
+    def sends_and_breaks(*args: Any) -> int:
+        real(*args)
+        args[1].flush()
+        raise ValueError("a row")
+
+    with mock.patch.object(writing, "_send", sends_and_breaks), pytest.raises(ValueError, match="a row"):
+        query.attempt([1])
+    query.await_rest()
+    assert query.numbers() == []
+
+
+def test_a_failed_batch_is_withdrawn_unless_it_was_decided(query):
+    lost = query.attempt([1])
+    with Ledger(query.cluster, query.id) as ledger:
+        withdraw(ledger, query.batch(), [lost])
+    query.await_rest()
+    kept = query.attempt([1])
+    with Ledger(query.cluster, query.id) as ledger:
+        ledger.take()
+        ledger.decide(Decision(batch=query.batch(), transactions=(kept,)))
+    with Ledger(query.cluster, query.id) as ledger:
+        withdraw(ledger, query.batch(), [kept])
+    assert not query.is_at_rest()
+    query.commit([])
+    query.await_rest()
+    assert query.numbers() == [1]
+
+
+def test_the_decision_is_found_when_the_group_is_forgotten(query):
+    """Brokers forget the groups of queries that stand still for a week."""
+    query.commit([query.attempt([1])])
+    name = driver_name(query.id)
+    query.topics.admin.delete_consumer_groups([name])[name].result(20)
+    assert last_mark(query.cluster, query.id, stable=True) is None
+    again = query.attempt([1])
+    assert again is not None, "tasks do not search"
+    assert not query.commit([again])
+    query.await_rest()
+    assert query.numbers() == [1]
+
+
+def test_what_times_out_before_the_decision_is_an_error_and_can_be_written_again(tuned_broker, unique):
+    topics = Topics(tuned_broker.bootstrap_servers)
+    brief = {"kafka.transaction.two.phase.commit.enable": "false", "kafka.transaction.timeout.ms": "200"}
+    query = Query(topics, topics.create(unique("t")), **brief)
+    left = query.attempt([1])
+    query.await_rest()
+    with pytest.raises(SinkError, match="1 of 1 transactions were aborted before they could be committed"):
+        query.commit([left])
+    query.options = SinkOptions.parse(topics.given(topic=query.topic), streaming=True)
+    assert query.commit([query.attempt([1])])
+    assert query.numbers() == [1]
+
+
+def test_what_times_out_after_the_decision_is_a_loss_that_is_told(tuned_broker, unique):
+    topics = Topics(tuned_broker.bootstrap_servers)
+    brief = {"kafka.transaction.two.phase.commit.enable": "false", "kafka.transaction.timeout.ms": "500"}
+    query = Query(topics, topics.create(unique("t")), **brief)
+    with (
+        mock.patch.object(concluding, "end_prepared", side_effect=Unavailable("dead")),
+        pytest.raises(Unavailable),
+    ):
+        query.commit([query.attempt([1])])
+    query.await_rest()
+    with pytest.raises(SinkError, match=rf"rows for {query.topic}\[0\] are lost.*failOnDataLoss=false"):
+        query.commit([])
+    assert not query.commit([], fails_on_loss=False)
+    assert query.commit([query.attempt([2], number=1)], number=1)
+    assert query.numbers() == [2]
+
+
+def test_a_query_that_will_not_run_again_is_settled(query):
+    with (
+        mock.patch.object(concluding, "end_prepared", side_effect=Unavailable("dead")),
+        pytest.raises(Unavailable),
+    ):
+        query.commit([query.attempt([1]), query.attempt([2])])
+    query.attempt([3], number=1)
+    settle(query.cluster, query.id)
+    query.await_rest()
+    assert query.numbers() == [1, 2]
+
+
+def test_a_process_uses_its_ids_again_two_batches_later(query):
+    names = Names()
+    taken = [names.take(query.batch(number)) for number in (0, 1, 2, 3, 3, 4)]
+    assert taken[0] == taken[2] == taken[5] != taken[1] == taken[3]
+    assert taken[4] not in taken[:4], "another attempt at the same batch"
+    assert names.take(query.batch(2)) not in taken, "nobody knows what is open of an older batch"
+    assert all(name.startswith(attempts_prefix(query.batch(n % 2))) for n, name in enumerate(taken[:4]))
+    assert not set(taken) & {Names().take(query.batch(number)) for number in range(4)}
+
+
+def test_ids_do_not_pile_up(query):
+    worker = Names()
+    rows = pa.record_batch([pa.array([b"1"], pa.binary())], names=["value"])
+    for number in range(6):
+        batch = query.batch(number)
+        done = write_exactly_once(
+            query.cluster, query.options, query.columns, batch, [rows], name=worker.take(batch)
+        )
+        assert query.commit([done.prepared], number)
+    assert query.numbers() == [1] * 6
+    assert len(list_transactions(query.cluster, driver_name(query.id))) == 3

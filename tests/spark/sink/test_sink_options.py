@@ -1,0 +1,67 @@
+"""Options of a write: names of Spark's Kafka connector, and errors that name what is wrong."""
+
+import pickle
+
+import pytest
+
+from penstock.protocol.compression import Codec
+from penstock.spark.option_values import OptionError
+from penstock.spark.sink_options import Contract, SinkOptions
+
+SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
+
+
+def parse(streaming: bool = True, **options: str) -> SinkOptions:
+    return SinkOptions.parse({**SERVERS, **options}, streaming=streaming)
+
+
+def test_what_is_not_said():
+    options = parse()
+    assert options.contract is Contract.AT_LEAST_ONCE
+    assert (options.topic, options.codec, options.fail_on_data_loss) == (None, Codec.NONE, True)
+    assert options.two_phase
+    assert not parse(streaming=False).two_phase, "nobody would end what a dead batch write leaves open"
+
+
+def test_what_is_said():
+    given = {
+        "TOPIC": "t",
+        "contract": "Exactly-Once",
+        "kafka.compression.type": "zstd",
+        "kafka.max.request.size": "5000",
+        "kafka.transaction.timeout.ms": "7000",
+        "kafka.transaction.two.phase.commit.enable": "true",
+        "failOnDataLoss": "false",
+        "kafka.acks": "all",
+        "kafka.client.id": "me",
+        "checkpointLocation": "/somewhere",
+        "queryName": "q",
+    }
+    options = parse(streaming=False, **given)
+    assert options.topic == "t"
+    assert options.contract is Contract.EXACTLY_ONCE
+    assert (options.codec, options.batch_bytes_max) == (Codec.ZSTD, 5000)
+    assert (options.two_phase, options.transaction_timeout_ms) == (True, 7000)
+    assert not options.fail_on_data_loss
+    assert options.connection.client_id == "me"
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"contract": "twice"}, "option contract=twice: must be one of at-most-once, at-least-once, exactly"),
+        ({"topics": "t"}, "there is no option topics; did you mean topic?"),
+        ({"kafka.acks": "1"}, "option kafka.acks=1: must be all"),
+        ({"kafka.enable.idempotence": "false"}, "option kafka.enable.idempotence=false"),
+        ({"kafka.compression.type": "rar"}, "option kafka.compression.type=rar: must be one of none, gzip"),
+        ({"kafka.transaction.timeout.ms": "soon"}, "option kafka.transaction.timeout.ms=soon"),
+        ({"kafka.transactional.id": "x"}, "option kafka.transactional.id cannot be set"),
+        ({"kafka.value.serializer": "x"}, "option kafka.value.serializer cannot be set"),
+        ({"kafka.request.timeout.ms": "soon"}, "option kafka.request.timeout.ms"),
+    ],
+)
+def test_what_is_wrong(options, words):
+    with pytest.raises(OptionError) as raised:
+        parse(**options)
+    assert words in str(raised.value)

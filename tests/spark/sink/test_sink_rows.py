@@ -1,0 +1,114 @@
+"""Rows as records: columns and their types, topics, partitions."""
+
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from penstock.spark.columns import partition_rows
+from penstock.spark.option_values import OptionError
+from penstock.spark.sink_rows import SinkColumns, WrongRow, by_place, collected
+
+COUNTS = {"a": 4, "b": 2}.__getitem__
+
+
+def columns(text: str, topic: str | None = None) -> SinkColumns:
+    """Of a schema written as `name type, name type`."""
+    fields = []
+    for name, kind in (each.split(" ") for each in text.split(", ")):
+        fields.append(
+            SimpleNamespace(name=name, dataType=SimpleNamespace(simpleString=lambda kind=kind: kind))
+        )
+    return SinkColumns.of(SimpleNamespace(fields=fields), topic)
+
+
+def placed(rows: pa.RecordBatch, found: SinkColumns, seed: int = 0) -> dict:
+    return {place: records.to_pylist() for place, records in by_place(rows, found, COUNTS, seed=seed)}
+
+
+def test_other_columns_are_left_alone():
+    found = columns("offset bigint, VALUE string, timestamp timestamp, Key binary", "a")
+    rows = pa.record_batch(
+        [[7], ["v"], pa.array([0], pa.timestamp("us")), [b"k"]], names=["o", "v", "t", "k"]
+    )
+    assert list(placed(rows, found).values()) == [[{"key": b"k", "value": "v"}]]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "topic", "words"),
+    [
+        ("key string", "a", "there is no column value"),
+        ("value int", "a", "column value is int; it must be string or binary to be written"),
+        ("value string, key array<string>", "a", "column key is array<string>; it must be string or binary"),
+        ("value string, topic binary", None, "column topic is binary; it must be string"),
+        ("value string, partition bigint", "a", "column partition is bigint; it must be int"),
+        (
+            "value string, headers map<string,string>",
+            "a",
+            "it must be array<struct<key:string,value:binary>>",
+        ),
+        ("value string", None, "set the option topic, or add a column topic"),
+    ],
+)
+def test_columns_that_cannot_be_written(ddl, topic, words):
+    with pytest.raises(OptionError) as raised:
+        columns(ddl, topic)
+    assert words in str(raised.value)
+
+
+def test_topics_by_column_and_the_option_wins():
+    rows = pa.record_batch(
+        [["1", "2", "3"], ["a", "b", "a"], pa.array([0, 1, 0], pa.int32())], names=list("vtp")
+    )
+    by_column = columns("value string, topic string, partition int")
+    assert placed(rows, by_column) == {
+        ("a", 0): [{"value": "1"}, {"value": "3"}],
+        ("b", 1): [{"value": "2"}],
+    }
+    by_option = columns("value string, topic string, partition int", "b")
+    assert set(placed(rows, by_option)) == {("b", 0), ("b", 1)}
+
+
+def test_a_row_without_a_topic():
+    rows = pa.record_batch([["1", "2"], ["a", None]], names=["value", "topic"])
+    with pytest.raises(WrongRow, match="a row has no topic"):
+        placed(rows, columns("value string, topic string"))
+
+
+@pytest.mark.parametrize("number", [4, -1])
+def test_a_partition_that_is_not_there(number):
+    rows = pa.record_batch([["1", "2"], pa.array([None, number], pa.int32())], names=["value", "partition"])
+    with pytest.raises(WrongRow, match=f"a row is for partition {number} of a, which has 4 partitions"):
+        placed(rows, columns("value string, partition int", "a"))
+
+
+def test_partition_before_key_before_chance():
+    keys = ["k1", "k2", None, "k3"]
+    rows = pa.record_batch(
+        [[str(n) for n in range(4)], keys, pa.array([3, None, None, None], pa.int32())],
+        names=["value", "key", "partition"],
+    )
+    found = columns("value string, key string, partition int", "a")
+    places = {
+        record["value"]: partition
+        for (_, partition), records in placed(rows, found, seed=6).items()
+        for record in records
+    }
+    by_key = partition_rows(pa.array(keys), 4, seed=0)
+    assert places == {"0": 3, "1": by_key[1], "2": 2, "3": by_key[3]}
+
+
+def test_without_keys_rows_stay_together_and_go_elsewhere_next_time():
+    rows = pa.record_batch([["1", "2"]], names=["value"])
+    found = columns("value string", "a")
+    assert [set(placed(rows, found, seed=seed)) for seed in (1, 6)] == [{("a", 1)}, {("a", 2)}]
+
+
+def test_small_batches_are_joined_and_empty_ones_dropped():
+    small = [pa.record_batch([pa.array([f"{n}"])], names=["value"]) for n in range(5)]
+    empty = small[0].slice(0, 0)
+    [joined] = collected([empty, *small, empty])
+    assert joined.column(0).to_pylist() == list("01234")
+    assert list(collected([empty])) == []
+    large = pa.record_batch([pa.array(["x" * 1000] * 9000)], names=["value"])
+    assert [each.num_rows for each in collected([large, large, *small])] == [9000, 9000, 5]
