@@ -45,7 +45,7 @@ class Written(WriterCommitMessage):  # type: ignore[misc, unused-ignore]
 
 def refuse_overwrite(overwrite: bool) -> None:
     if overwrite:
-        raise OptionError('a topic can only be added to: use mode("append"), or outputMode append or update')
+        raise OptionError('a topic can only be added to: use mode("append") or outputMode("append")')
 
 
 class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc, unused-ignore]

@@ -4,7 +4,7 @@ import pytest
 from tests.spark.sink.world import World
 from tests.spark.source.topics import Topics
 
-SEEDS = range(25)
+SEEDS = range(12)
 
 
 @pytest.fixture

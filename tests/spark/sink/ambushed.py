@@ -1,0 +1,137 @@
+"""The data source of Spark tests that dies: like `penstock`, but at the n-th time that some process comes to a point.
+
+Options: `ambush` is `point:n`, `ambushFile` where all processes count together, `ambushKills` whether the whole
+session of processes is killed, with the Java machine and all, or only the process that came to the point.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from pyspark.sql.datasource import DataSourceStreamArrowWriter
+
+from penstock.client.producing import RawProducer
+from penstock.spark import concluding, writing
+from penstock.spark.datasource import PenstockDataSource
+from penstock.spark.decisions import Ledger
+from penstock.spark.stream_plan import StreamPlan
+
+NAME = "penstock_ambushed"
+OPTIONS = ("ambush", "ambushfile", "ambushkills")
+#: Point -> what is called there, and whether death comes before or after it.
+POINTS: dict[str, tuple[Any, str, str]] = {
+    "before planning": (StreamPlan, "next_end", "before"),
+    "after planning": (StreamPlan, "tasks", "after"),
+    "task begun": (writing, "_send", "before"),
+    "task prepared": (RawProducer, "prepare", "after"),
+    "before the decision": (Ledger, "decide", "before"),
+    "in the decision": (RawProducer, "commit_offsets", "after"),
+    "after the decision": (Ledger, "decide", "after"),
+    "between two ends": (concluding, "end_prepared", "after"),
+    "before the sweep": (concluding, "sweep", "before"),
+}
+#: The commit has returned, and Spark has not written that down yet.
+AFTER_COMMIT = "before the checkpoint"
+
+
+class Ambush:
+    def __init__(self, options: Any) -> None:
+        point, _, number = options.get("ambush", "").partition(":")
+        self.point, self.number = point, int(number or 0)
+        self.file = options.get("ambushfile", "")
+        self.kills = options.get("ambushkills", "false") == "true"
+
+    def come(self) -> None:
+        """Counts; whoever is the n-th of all processes dies."""
+        with open(self.file, "ab") as counter:
+            counter.write(b".")
+            counter.flush()
+            is_time = os.fstat(counter.fileno()).st_size == self.number
+        if is_time:
+            Path(self.file + ".sprung").touch()
+            self._die()
+
+    def _die(self) -> None:
+        if self.kills:
+            kill_session(os.getsid(0))
+        os._exit(9)
+
+    @contextmanager
+    def laid(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.point in POINTS:
+                owner, name, when = POINTS[self.point]
+                stack.enter_context(mock.patch.object(owner, name, self._around(getattr(owner, name), when)))
+            yield
+
+    def _around(self, real: Callable[..., Any], when: str) -> Callable[..., Any]:
+        def ambushed(*args: Any, **kwargs: Any) -> Any:
+            if when == "before":
+                self.come()
+            result = real(*args, **kwargs)
+            if when == "after":
+                self.come()
+            return result
+
+        return ambushed
+
+
+def kill_session(session: int) -> None:
+    """All processes of it at once, ours last: a driver with its machine, its executors and its workers."""
+    mine = os.getpid()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            if int(fields[3]) == session and pid != mine:
+                os.kill(pid, signal.SIGKILL)
+        except (OSError, ValueError):
+            continue
+    if os.getsid(0) == session:
+        os.kill(mine, signal.SIGKILL)
+
+
+class AmbushedWriter(DataSourceStreamArrowWriter):
+    def __init__(self, ambush: Ambush, real: Any) -> None:
+        self.ambush, self.real = ambush, real
+
+    def write(self, iterator: Any) -> Any:
+        with self.ambush.laid():
+            return self.real.write(iterator)
+
+    def commit(self, messages: Any, batchId: int) -> None:
+        with self.ambush.laid():
+            self.real.commit(messages, batchId)
+        if self.ambush.point == AFTER_COMMIT:
+            self.ambush.come()
+
+    def abort(self, messages: Any, batchId: int) -> None:
+        self.real.abort(messages, batchId)
+
+
+class AmbushedDataSource(PenstockDataSource):
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def _real(self) -> PenstockDataSource:
+        return PenstockDataSource({k: v for k, v in self.options.items() if k.lower() not in OPTIONS})
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> AmbushedWriter:
+        return AmbushedWriter(Ambush(self.options), self._real().streamWriter(schema, overwrite))
+
+    def streamReader(self, schema: Any) -> Any:
+        ambush = Ambush(self.options)
+        if ambush.point.endswith("planning"):
+            # For as long as this process lives: it serves one reader.
+            self._laid = ExitStack()
+            self._laid.enter_context(ambush.laid())
+        return self._real().streamReader(schema)
+
+
+assert sys.platform == "linux", "sessions are found in /proc"

@@ -1,0 +1,42 @@
+"""A driver in a process of its own: one run of a query on a checkpoint, as the arguments say (JSON).
+
+It may be killed at any time, with its Java machine and all of its workers: they are one session of processes.
+"""
+
+import json
+import sys
+import time
+from typing import Any
+
+from tests.spark.sink.ambushed import NAME, AmbushedDataSource
+
+from penstock.spark.session import session
+
+QUIET = {"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "2"}
+
+
+def slowly(batches: Any) -> Any:
+    """The first attempt at the first task takes its time, so that Spark starts another one beside it."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    for batch in batches:
+        if context.partitionId() == 0 and context.attemptNumber() == 0:
+            time.sleep(1.5)
+        yield batch
+
+
+def run(given: dict[str, Any]) -> None:
+    spark = session("ambushed", master=given["master"], settings={**QUIET, **given["settings"]})
+    spark.dataSource.register(AmbushedDataSource)
+    frame = spark.readStream.format(NAME).options(**given["source"]).load().select("key", "value")
+    if given["slowly"]:
+        frame = frame.mapInArrow(slowly, frame.schema)
+    writer = frame.writeStream.format(NAME).options(**given["sink"])
+    writer = writer.option("checkpointLocation", given["checkpoint"]).trigger(availableNow=True)
+    writer.start().awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    run(json.loads(sys.argv[1]))

@@ -1,0 +1,198 @@
+"""Writes through Spark, read back row by row by a client of another kind."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from tests.compat import confluent
+from tests.spark.sink.ambushed import AFTER_COMMIT, NAME, AmbushedDataSource
+from tests.spark.sink.readers import await_rest, committed_numbers
+from tests.spark.source.topics import Topics
+
+WITHIN_S = 60.0
+HEADERS = "array(named_struct('key', 'h', 'value', binary('x')), named_struct('key', 'n', 'value', null))"
+
+
+@pytest.fixture
+def topics(broker: Any) -> Topics:
+    return Topics(broker.bootstrap_servers)
+
+
+@pytest.fixture
+def write(topics: Topics) -> Callable[..., None]:
+    def written(frame: Any, mode: str = "append", **options: str) -> None:
+        frame.write.format("penstock").mode(mode).options(**topics.given(**options)).save()
+
+    return written
+
+
+class Copy:
+    """A query from one topic to another that can be started again on its checkpoint, each time with other tasks."""
+
+    def __init__(self, spark: Any, topics: Topics, folder: Path, source: str, target: str) -> None:
+        self.spark, self.topics, self.folder = spark, topics, folder
+        self.source, self.target = source, target
+        self.runs = 0
+
+    def run(self, name: str = "penstock", **sink: str) -> Any:
+        """Until all is written, or it fails."""
+        self.runs += 1
+        given = self.topics.given(
+            subscribe=self.source,
+            startingOffsets="earliest",
+            maxOffsetsPerTrigger="20",
+            minPartitions=str(1 + self.runs % 3),
+        )
+        frame = self.spark.readStream.format("penstock").options(**given).load().select("key", "value")
+        writer = frame.writeStream.format(name).options(**self.topics.given(topic=self.target, **sink))
+        writer = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
+        running = writer.trigger(availableNow=True).start()
+        try:
+            assert running.awaitTermination(WITHIN_S)
+        finally:
+            running.stop()
+        return running
+
+    def numbers(self) -> list[int]:
+        """Of those who read what is committed, when nothing keeps them waiting."""
+        with self.topics.cluster() as cluster:
+            places = [(self.target, part.index) for part in cluster.topic(self.target).partitions]
+            await_rest(cluster, places)
+            return committed_numbers(self.topics, cluster, places)
+
+
+@pytest.fixture
+def copy(spark: Any, topics: Topics, unique: Any, tmp_path: Path) -> Copy:
+    source, target = topics.create(unique("in"), 2), topics.create(unique("out"), 2)
+    for partition in range(2):
+        topics.count(source, range(partition, 40, 2), partition=partition)
+    return Copy(spark, topics, tmp_path, source, target)
+
+
+# Batch
+
+
+def test_every_column(spark, topics, write, unique):
+    topic = topics.create(unique("t"), 3)
+    rows = spark.range(6).selectExpr(
+        "cast(id as string) as key",
+        "if(id = 3, null, cast(concat('v', id) as binary)) as value",
+        "cast(id % 3 as int) as partition",
+        f"if(id = 1, {HEADERS}, null) as headers",
+        "id as offset",
+    )
+    write(rows, topic=topic, **{"kafka.compression.type": "zstd"})
+    found = confluent.read(topics.bootstrap, topic, 6, partitions=3)
+    assert sorted((each.message.key, each.message.value, each.message.partition) for each in found) == [
+        (b"%d" % n, None if n == 3 else b"v%d" % n, n % 3) for n in range(6)
+    ]
+    assert [each.message.headers for each in found if each.message.key == b"1"] == [
+        (("h", b"x"), ("n", None))
+    ]
+
+
+def test_topics_by_column_and_keys_where_other_clients_put_them(spark, topics, write, unique):
+    names = [topics.create(unique(prefix), 4) for prefix in ("a", "b")]
+    rows = spark.range(40).selectExpr(
+        f"if(id % 2 = 0, '{names[0]}', '{names[1]}') as topic",
+        "cast(id as string) as key",
+        "cast(id as string) as value",
+    )
+    write(rows)
+    theirs = topics.create(unique("c"), 4)
+    producer = confluent.producer(topics.bootstrap, partitioner="murmur2_random")
+    for number in range(40):
+        producer.produce(theirs, key=str(number), value=str(number))
+    producer.flush(20)
+    expected = {
+        each.message.key: each.message.partition
+        for each in confluent.read(topics.bootstrap, theirs, 40, partitions=4)
+    }
+    for index, name in enumerate(names):
+        found = confluent.read(topics.bootstrap, name, 20, partitions=4)
+        assert {each.message.key: each.message.partition for each in found} == {
+            key: partition for key, partition in expected.items() if int(key) % 2 == index
+        }
+
+
+def test_what_cannot_be_written_is_told_plainly(spark, topics, write, unique):
+    topic = topics.create(unique("t"), 2)
+    cases = [
+        (
+            spark.range(1).selectExpr("id as value"),
+            {"topic": topic},
+            "column value is bigint; it must be string",
+        ),
+        (spark.range(1).selectExpr("'v' as value"), {}, "set the option topic, or add a column topic"),
+        (
+            spark.range(1).selectExpr("'v' as value", "7 as partition"),
+            {"topic": topic},
+            f"a row is for partition 7 of {topic}, which has 2 partitions",
+        ),
+        (spark.range(1).selectExpr("'v' as value"), {"topic": unique("none")}, "unknown topic or partition"),
+    ]
+    for rows, options, words in cases:
+        with pytest.raises(PySparkException) as raised:
+            write(rows, **options)
+        assert words in str(raised.value)
+        assert "Traceback" not in str(raised.value)
+    with pytest.raises(PySparkException, match="a topic can only be added to"):
+        write(cases[1][0], mode="overwrite", topic=topic)
+
+
+def test_a_batch_write_is_all_or_nothing(spark, topics, write, unique):
+    topic = topics.create(unique("t"), 2)
+    rows = spark.range(0, 30, 1, 3).selectExpr("cast(id as string) as value")
+    write(rows, topic=topic, contract="exactly-once")
+    broken = spark.range(0, 30, 1, 3).selectExpr(
+        "if(id = 25, raise_error('poison'), cast(id as string)) as value"
+    )
+    with pytest.raises(PySparkException, match="poison"):
+        write(broken, topic=topic, contract="exactly-once")
+    places = [(topic, 0), (topic, 1)]
+    with topics.cluster() as cluster:
+        await_rest(cluster, places)
+        assert committed_numbers(topics, cluster, places) == list(range(30))
+
+
+# Streaming
+
+
+@pytest.mark.parametrize("contract", ["at-least-once", "exactly-once"])
+def test_a_copy_in_several_batches_goes_on_where_it_was(copy, topics, contract):
+    copy.run(contract=contract)
+    assert copy.numbers() == list(range(40))
+    topics.count(copy.source, range(40, 50))
+    copy.run(contract=contract)
+    assert copy.numbers() == list(range(50))
+
+
+@pytest.fixture
+def ambushed(spark: Any) -> None:
+    spark.dataSource.register(AmbushedDataSource)
+
+
+@pytest.mark.usefixtures("ambushed")
+@pytest.mark.parametrize(
+    "point",
+    [
+        "task prepared:2",
+        "in the decision:2",
+        "after the decision:2",
+        "between two ends:1",
+        f"{AFTER_COMMIT}:1",
+    ],
+)
+def test_each_row_once_when_a_process_dies(copy, tmp_path, point):
+    """The query fails where commits die, and is started again; a task that dies is tried again by Spark."""
+    ambush = {"ambush": point, "ambushFile": str(tmp_path / "count")}
+    if point.startswith("task"):
+        copy.run(name=NAME, contract="exactly-once", **ambush)
+    else:
+        with pytest.raises(StreamingQueryException):
+            copy.run(name=NAME, contract="exactly-once", **ambush)
+        copy.run(contract="exactly-once")
+    assert (tmp_path / "count.sprung").exists()
+    assert copy.numbers() == list(range(40))
