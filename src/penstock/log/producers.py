@@ -30,11 +30,18 @@ class BatchTrace(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The first batch of a producer that was turned away and has not come again."""
+    """Batches of a producer that were turned away, from the first to the last by their sequences.
+
+    The first of them may be in the log all the same, from the leader before.
+    """
 
     epoch: int
-    sequence: int
+    first: int
+    last: int
     code: ErrorCode
+
+    def covers(self, sequence: int) -> bool:
+        return not _is_before(sequence, self.first) and not _is_before(self.last, sequence)
 
 
 class ProducerState:
@@ -92,6 +99,11 @@ def advance_sequence(sequence: int, steps: int) -> int:
     return sequence if sequence < 0 else (sequence + steps) & INT32_MAX
 
 
+def _is_before(sequence: int, other: int) -> bool:
+    """Sequences go round, so which of two comes first is decided by the shorter way."""
+    return 0 < ((other - sequence) & INT32_MAX) <= INT32_MAX // 2
+
+
 def trace_of(sequence: int, base_offset: int, last_delta: int, timestamp: int) -> BatchTrace:
     last_sequence = advance_sequence(sequence, last_delta)
     return BatchTrace(sequence, last_sequence, base_offset, base_offset + last_delta, timestamp)
@@ -146,26 +158,31 @@ class Producers:
         """A batch was turned away before it was checked, and its producer will send it again."""
         known = self._refusals.get(producer_id)
         if known is not None and known.epoch == epoch:
+            if _is_before(known.last, sequence):
+                self._refusals[producer_id] = known._replace(last=sequence)
             return
         if len(self._refusals) >= REFUSALS_MAX:
             del self._refusals[next(iter(self._refusals))]
-        self._refusals[producer_id] = Refusal(epoch, sequence, code)
+        self._refusals[producer_id] = Refusal(epoch, sequence, sequence, code)
 
     def _settle_refusal(self, producer_id: int, epoch: int, trace: BatchTrace) -> None:
-        """It has come again. What a follower still learns of earlier batches settles nothing."""
+        """All have come again. What a follower still learns of earlier batches settles nothing."""
         refusal = self._refusals.get(producer_id)
-        if refusal is not None and (epoch > refusal.epoch or trace.last_sequence >= refusal.sequence):
+        if refusal is not None and (
+            epoch > refusal.epoch or not _is_before(trace.last_sequence, refusal.last)
+        ):
             del self._refusals[producer_id]
 
     def _check_refusal(self, producer_id: int, epoch: int, sequence: int, expected: int | None) -> None:
         """`expected` is None for a producer that nothing is known of."""
         refusal = self._refusals.get(producer_id)
-        if refusal is None or refusal.epoch != epoch or refusal.sequence == sequence:
+        if refusal is None or refusal.epoch != epoch:
             return
-        if expected is None or expected == refusal.sequence:
+        if expected is None:
+            expected = refusal.first
+        if refusal.covers(expected) and _is_before(expected, sequence):
             raise ApiError(
-                refusal.code,
-                f"producer {producer_id} has to repeat sequence {refusal.sequence} before {sequence}",
+                refusal.code, f"producer {producer_id} has to repeat sequence {expected} before {sequence}"
             )
 
     def check_epoch(self, producer_id: int, epoch: int) -> None:

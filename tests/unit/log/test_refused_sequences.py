@@ -39,6 +39,33 @@ def test_a_batch_refused_again_is_still_the_first(log):
     append(log, b"x", producer=(1, 0, 1))
 
 
+def test_the_first_of_those_refused_may_be_in_the_log_from_the_leader_before(log):
+    for sequence in (0, 1):
+        append(log, b"x", producer=(1, 0, sequence))
+    for sequence in (1, 2, 3):  # they come again, or for the first time, while replicas are missing
+        log.producers.refused(1, 0, sequence, NOT_NOW)
+    assert code_of(log, (1, 0, 4)) is NOT_NOW, "2 and 3 come again before it"
+    append(log, b"x", producer=(1, 0, 1))
+    append(log, b"x", producer=(1, 0, 2))
+    assert code_of(log, (1, 0, 4)) is NOT_NOW, "3 is still to come"
+    append(log, b"x", producer=(1, 0, 3))
+    assert code_of(log, (1, 0, 5)) is OUT_OF_ORDER
+    assert log.end_offset == 4
+
+
+def test_sequences_that_go_round_are_refused_in_their_order(log):
+    last = 2**31 - 1
+    append(log, b"x", producer=(1, 0, last - 1))
+    for sequence in (last, 0, 1):
+        log.producers.refused(1, 0, sequence, NOT_NOW)
+    assert code_of(log, (1, 0, 2)) is NOT_NOW
+    for sequence in (last, 0):
+        append(log, b"x", producer=(1, 0, sequence))
+    assert code_of(log, (1, 0, 2)) is NOT_NOW
+    append(log, b"x", producer=(1, 0, 1))
+    append(log, b"x", producer=(1, 0, 2))
+
+
 def test_the_first_batch_of_all_comes_first(log):
     log.producers.refused(1, 0, 0, NOT_NOW)
     assert code_of(log, (1, 0, 1)) is NOT_NOW
