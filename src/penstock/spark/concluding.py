@@ -29,7 +29,15 @@ from penstock.client.transactions import (
     holder,
     list_transactions,
 )
-from penstock.spark.decisions import Decision, Ledger, MicroBatch, SinkError, driver_name, overtaken
+from penstock.spark.decisions import (
+    Decision,
+    Ledger,
+    MicroBatch,
+    SinkError,
+    driver_name,
+    last_mark,
+    overtaken,
+)
 
 _LOG: Final = logging.getLogger("penstock.spark")
 _ONGOING: Final = "Ongoing"
@@ -54,7 +62,7 @@ def conclude(
     Raises SinkError where another driver has gone on, or transactions are gone; Unavailable where this is to be asked
     again.
     """
-    last = ledger.take()
+    last = _take(ledger, batch)
     if last is not None and last > batch.number:
         _abort(ledger.cluster, prepared)
         raise overtaken(batch)
@@ -77,12 +85,18 @@ def conclude(
 
 def withdraw(ledger: Ledger, batch: MicroBatch, prepared: Sequence[Prepared]) -> None:
     """A batch has failed: abort its transactions, unless they were decided for. Raises Unavailable, Refused."""
-    last = ledger.take()
+    last = _take(ledger, batch)
     if last == batch.number:
         found = ledger.last()
         assert found is not None
         prepared = [each for each in prepared if each.transactional_id not in found.names]
     _abort(ledger.cluster, prepared)
+
+
+def _take(ledger: Ledger, batch: MicroBatch) -> int | None:
+    """The last batch that is decided. Whoever is late by then does not take the turn from those who have gone on."""
+    mark = last_mark(ledger.cluster, batch.query, stable=False)
+    return mark.number if mark is not None and mark.number > batch.number else ledger.take()
 
 
 def settle(cluster: Cluster, query: str) -> None:

@@ -147,22 +147,22 @@ class Names:
     """
 
     def __init__(self) -> None:
+        self._renew()
+
+    def _renew(self) -> None:
+        """With another token, which keeps apart what is forgotten from what is to come."""
         self._owner = os.getpid()
         self._token = uuid.uuid4().hex
         self._used: dict[str, tuple[int, int]] = {}
 
     def take(self, batch: MicroBatch) -> str:
-        if self._owner != os.getpid():
-            self.__init__()  # type: ignore[misc]
+        if self._owner != os.getpid() or len(self._used) > _QUERIES_MAX:
+            self._renew()
         newest, count = self._used.get(batch.query, (-1, 0))
         if batch.number < newest:
             return f"{attempts_prefix(batch)}{uuid.uuid4().hex}"
         count = count + 1 if batch.number == newest else 0
-        self._used.pop(batch.query, None)
         self._used[batch.query] = (batch.number, count)
-        if len(self._used) > _QUERIES_MAX:
-            # Another token keeps apart what is forgotten from what is to come.
-            self._used, self._token = {}, uuid.uuid4().hex
         return f"{attempts_prefix(batch)}{self._token}-{count}"
 
 

@@ -25,6 +25,7 @@ SWITCHING = (
     (decisions.Ledger, "decide"),
     (decisions.Ledger, "last"),
     (decisions.Ledger, "last_batch"),
+    (concluding, "last_mark"),
     (concluding, "end_prepared"),
     (concluding, "list_transactions"),
     (concluding, "holder"),
