@@ -35,7 +35,7 @@ class World:
         self.seed = seed
         self.topics = topics
         self.topic = topics.create(f"out-{seed}-{uuid.uuid4().hex[:8]}", PARTITIONS)
-        self.query = str(uuid.UUID(int=self.chance.getrandbits(128), version=4))
+        self.query = str(uuid.uuid4())
         self.options = SinkOptions.parse(topics.given(topic=self.topic), streaming=True)
         self.columns = SinkColumns(positions=COLUMNS.positions, topic=self.topic)
         self.stage = Stage(self.chance, deaths=deaths)
@@ -137,7 +137,7 @@ class World:
         with self.topics.cluster() as cluster:
             await_rest(cluster, places)
             found = committed_numbers(self.topics, cluster, places)
-        assert found == list(range(BATCHES * ROWS))
+        assert found == list(range(BATCHES * ROWS)), f"rows are lost or doubled: {found}"
 
 
 def _is_over(attempts: list[tuple[int, Actor]]) -> bool:
