@@ -31,12 +31,16 @@ class Trio:
         self._folder = folder
         self._ports = {number: _free_port() for number in (1, 2, 3)}
         self.nodes: dict[int, Node] = {}
+        self._dying: dict[int, asyncio.Future[None]] = {}
 
     async def start(self) -> None:
         await asyncio.gather(*(self.launch(number) for number in self._ports))
         await until(lambda: all(len(node.image.active_brokers()) == 3 for node in self.nodes.values()))
 
     async def launch(self, number: int) -> Node:
+        if number in self._dying:
+            # Somebody else may have killed it, and its folder is in use until it is gone.
+            await self._dying.pop(number)
         voters = ",".join(f"{other}@127.0.0.1:{port}" for other, port in self._ports.items())
         given = {
             **_FAST,
@@ -50,7 +54,8 @@ class Trio:
         return node
 
     async def kill(self, number: int) -> None:
-        await self.nodes.pop(number).stop(clean=False)
+        self._dying[number] = asyncio.ensure_future(self.nodes.pop(number).stop(clean=False))
+        await asyncio.shield(self._dying[number])
 
     async def stop(self) -> None:
         await asyncio.gather(*(node.stop(clean=False) for node in self.nodes.values()))
