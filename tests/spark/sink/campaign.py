@@ -4,8 +4,8 @@
     python -m tests.spark.sink.campaign --worlds 500 --seed 1      (orders of steps without Spark, many a second)
     python -m tests.spark.sink.campaign --mutations --worlds 500   (each safeguard taken out: is that noticed?)
 
-Each run has another number of tasks. Some have two drivers at once, some run with speculation, in some the broker is
-killed too and started again.
+Each run has another number of tasks. Some have two drivers at once (--second-driver: all), in some the broker is killed
+too and started again; with --speculation slow tasks get twins.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from tests.brokers import BrokerProcess
 from tests.spark.sink.ambushed import AFTER_COMMIT, POINTS, kill_session
 from tests.spark.sink.mutations import MUTATIONS
 from tests.spark.sink.readers import await_rest, committed_numbers
+from tests.spark.sink.standalone import Standalone
 from tests.spark.sink.world import World
 from tests.spark.source.topics import Topics
 
@@ -34,24 +35,25 @@ RUN_TIMEOUT_S = 180.0
 COUNTS = {"task begun": 4, "task prepared": 4, "between two ends": 4}
 SPECULATION = {
     "spark.speculation": "true",
+    "spark.speculation.efficiency.enabled": "false",
     "spark.speculation.interval": "100ms",
     "spark.speculation.multiplier": "1.01",
     "spark.speculation.quantile": "0.1",
     "spark.speculation.minTaskRuntime": "100ms",
-    "spark.executor.memory": "512m",
 }
-#: Spark does not speculate in one process.
-SPECULATING, LOCAL = "local-cluster[2,1,640]", "local[2,4]"
+LOCAL = "local[2,4]"
 
 
 class Campaign:
     def __init__(self, folder: Path, broker: BrokerProcess, chance: random.Random, arguments: Any) -> None:
         self.folder, self.broker, self.chance = folder, broker, chance
+        self.spark = Standalone(folder).start() if arguments.speculation else None
         self.arguments = arguments
         self.topics = Topics(broker.bootstrap_servers)
         self.source = self.topics.create("in", PARTITIONS)
         self.target = self.topics.create("out", PARTITIONS)
         self.rows = 0
+        self.twins = folder / "twins"
         self.tally: Counter[str] = Counter()
 
     def feed(self) -> None:
@@ -69,9 +71,9 @@ class Campaign:
             ambush = {"ambush": f"{point}:{number}", "ambushFile": str(counter), "ambushKills": "true"}
         self.tally["runs"] += 1
         given = {
-            "master": SPECULATING if speculates else LOCAL,
-            "settings": SPECULATION if speculates else {},
-            "slowly": speculates,
+            "master": self.spark.master if self.spark and speculates else LOCAL,
+            "settings": {**self.spark.settings, **SPECULATION} if self.spark and speculates else {},
+            "twins": str(self.twins) if speculates else None,
             "checkpoint": str(self.folder / "checkpoint"),
             "source": self.topics.given(
                 subscribe=self.source,
@@ -98,8 +100,8 @@ class Campaign:
 
     def kill(self, point: str) -> None:
         self.feed()
-        speculates = self.arguments.speculation and self.chance.random() < 0.3
-        has_twin = self.chance.random() < 0.25
+        speculates = self.arguments.speculation
+        has_twin = self.chance.random() < 0.25 or self.arguments.second_driver
         kills_broker = self.chance.random() < 0.25
         drivers = [self.start(point, speculates=speculates)]
         if has_twin:
@@ -113,6 +115,7 @@ class Campaign:
         self.tally["kills"] += was_killed[0]
         self.tally["with a second driver"] += has_twin
         self.tally["with speculation"] += speculates
+        self.tally["twins"] = self.twins.stat().st_size if self.twins.exists() else 0
         self.tally["with the broker killed"] += kills_broker
 
     def check(self) -> None:
@@ -138,8 +141,8 @@ def kills(arguments: Any, chance: random.Random) -> None:
     with tempfile.TemporaryDirectory(prefix="sink-campaign-") as name:
         settings = {"transaction.two.phase.commit.enable": str(chance.random() < 0.5).lower()}
         broker = BrokerProcess(Path(name) / "broker", settings).start()
+        campaign = Campaign(Path(name), broker, chance, arguments)
         try:
-            campaign = Campaign(Path(name), broker, chance, arguments)
             # All of them in turn, the order by chance.
             chance.shuffle(points)
             for number in range(arguments.kills):
@@ -149,8 +152,13 @@ def kills(arguments: Any, chance: random.Random) -> None:
                 if number % 3 == 2:
                     campaign.check()
             campaign.check()
-            assert campaign.tally["kills"] >= arguments.kills * 0.6, "too few died to prove anything"
+            # Where two race for one checkpoint, one of them often stops before it gets to where it was to die.
+            needed = 0.2 if arguments.second_driver else 0.6
+            assert campaign.tally["kills"] >= arguments.kills * needed, "too few died to prove anything"
+            assert campaign.tally["twins"] or not arguments.speculation, "Spark has not speculated"
         finally:
+            if campaign.spark is not None:
+                campaign.spark.stop()
             broker.kill()
 
 
@@ -191,7 +199,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--point", choices=[*POINTS, AFTER_COMMIT], help="only this one")
-    parser.add_argument("--speculation", action="store_true", help="some runs with executors that speculate")
+    parser.add_argument("--speculation", action="store_true", help="on a small cluster that speculates")
+    parser.add_argument("--second-driver", action="store_true", help="always start a second one")
     parser.add_argument("--worlds", type=int, default=0)
     parser.add_argument("--mutations", action="store_true")
     parser.add_argument("--seed", type=int, default=None)

@@ -6,6 +6,7 @@ It may be killed at any time, with its Java machine and all of its workers: they
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tests.spark.sink.ambushed import NAME, AmbushedDataSource
@@ -15,23 +16,30 @@ from penstock.spark.session import session
 QUIET = {"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "2"}
 
 
-def slowly(batches: Any) -> Any:
-    """The first attempt at the first task takes its time, so that Spark starts another one beside it."""
-    from pyspark import TaskContext
+def slowly(twins: str) -> Callable[[Any], Any]:
+    """The first attempt at the first task takes its time, so that Spark starts another one beside it: a twin."""
 
-    context = TaskContext.get()
-    for batch in batches:
-        if context.partitionId() == 0 and context.attemptNumber() == 0:
-            time.sleep(1.5)
-        yield batch
+    def passed(batches: Any) -> Any:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context.attemptNumber() > 0:
+            with open(twins, "ab") as file:
+                file.write(b".")
+        for batch in batches:
+            if context.partitionId() == 0 and context.attemptNumber() == 0:
+                time.sleep(4)
+            yield batch
+
+    return passed
 
 
 def run(given: dict[str, Any]) -> None:
     spark = session("ambushed", master=given["master"], settings={**QUIET, **given["settings"]})
     spark.dataSource.register(AmbushedDataSource)
     frame = spark.readStream.format(NAME).options(**given["source"]).load().select("key", "value")
-    if given["slowly"]:
-        frame = frame.mapInArrow(slowly, frame.schema)
+    if given["twins"]:
+        frame = frame.mapInArrow(slowly(given["twins"]), frame.schema)
     writer = frame.writeStream.format(NAME).options(**given["sink"])
     writer = writer.option("checkpointLocation", given["checkpoint"]).trigger(availableNow=True)
     writer.start().awaitTermination()
