@@ -106,8 +106,10 @@ class Mover:
                 await self._move_on()
                 backoff_s = _BACKOFF_S
             except (ApiError, ConnectionError, TimeoutError) as error:
-                logger.info(
-                    "cannot hand held records over", extra={"mover": repr(self), "reason": str(error)}
+                # Once is no news: a shard takes a moment to load.
+                level = logging.DEBUG if backoff_s == _BACKOFF_S else logging.INFO
+                logger.log(
+                    level, "cannot hand held records over", extra={"mover": repr(self), "reason": str(error)}
                 )
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
