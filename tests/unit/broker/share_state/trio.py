@@ -68,6 +68,7 @@ class Trio:
         topic = NewTopic(name, partitions, 3, configs=(("min.insync.replicas", "2"),))
         (result,) = await create_topics_in_cluster(self.any, [topic])
         assert result.error is ErrorCode.none, result
+        await until(lambda: all(name in node.image.topics for node in self.nodes.values()))
         await until(lambda: all(self.leader(name, index) for index in range(partitions)))
 
     def leader(self, topic: str, index: int = 0) -> Node | None:
