@@ -1,9 +1,12 @@
 """The two kinds of settings that a node has: read at its start, and fallbacks of what topics may set."""
 
+from functools import partial
+from typing import Final
+
 from penstock.protocol.settings import Setting, SettingType, Value
 
 
-def node_setting(
+def _setting(
     name: str,
     kind: SettingType,
     default: Value,
@@ -11,6 +14,8 @@ def node_setting(
     at_least: float | None = None,
     at_most: float | None = None,
     choices: tuple[str, ...] | None = None,
+    *,
+    read_only: bool,
 ) -> Setting:
     return Setting(
         name=name,
@@ -20,19 +25,9 @@ def node_setting(
         at_least=at_least,
         at_most=at_most,
         choices=choices,
-        read_only=True,
+        read_only=read_only,
     )
 
 
-def topic_default(
-    name: str,
-    kind: SettingType,
-    default: Value,
-    doc: str,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    choices: tuple[str, ...] | None = None,
-) -> Setting:
-    return Setting(
-        name=name, type=kind, default=default, doc=doc, at_least=at_least, at_most=at_most, choices=choices
-    )
+node_setting: Final = partial(_setting, read_only=True)
+topic_default: Final = partial(_setting, read_only=False)

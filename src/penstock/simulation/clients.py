@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,15 +38,15 @@ class Client:
         self.cluster.network.call(self.id, self.life, target, kind, request, on_reply, self.timeout_ms)
 
 
-class Sleeper(Client):
+class Sleeper(Client, ABC):
     """One that may stop for a long time, and goes on as if nothing had been."""
 
     is_asleep = False
 
     @property
+    @abstractmethod
     def is_busy(self) -> bool:
         """Whether it matters that it falls asleep now."""
-        raise NotImplementedError
 
     def awoken(self) -> None:
         """What it was about to do when it fell asleep, it does first."""

@@ -76,6 +76,9 @@ class ConsumerWorkload(Workload):
             world.note("member crashes")
             alive[world.draw(len(alive))].crash()
 
+    def finish(self) -> None:
+        """All of it has been judged on the way."""
+
     def unfinished(self) -> str | None:
         alive = self._alive()
         group = self.ownership.group

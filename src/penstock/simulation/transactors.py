@@ -5,6 +5,7 @@ They repeat what was not answered, give up and begin anew, are replaced while th
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -122,8 +123,8 @@ class Transactor(Sleeper):
             story = f"{self} may not decide on it any more"
             raise Violation("a prepared transaction waits for its decision", story) from None
 
-    def work(self) -> Steps:
-        raise NotImplementedError
+    @abstractmethod
+    def work(self) -> Steps: ...
 
     # --- the coordinator ---
 

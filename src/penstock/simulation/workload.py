@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -39,7 +40,7 @@ class Admin(Client):
             self.call(target, kind, request, lambda reply, _: None if on_reply is None else on_reply(reply))
 
 
-class Workload:
+class Workload(ABC):
     """Worlds derive theirs from it."""
 
     #: How often it is asked whether everything is done.
@@ -61,26 +62,29 @@ class Workload:
 
     # --- what a world says of its own ---
 
+    @abstractmethod
     def begin(self) -> None:
         """The topics are there."""
 
+    @abstractmethod
     def step(self) -> None:
         """One thing after the other, as chance has it."""
 
     @property
+    @abstractmethod
     def has_begun(self) -> bool:
         """Everybody is at work: faults hit a cluster that is used."""
-        raise NotImplementedError
 
     @property
     def sleepers(self) -> Sequence[Sleeper]:
         """Clients that may fall asleep."""
         return ()
 
+    @abstractmethod
     def unfinished(self) -> str | None:
         """What still has to happen before this run has shown that the cluster works again."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """What can be judged only at the end."""
 
