@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition as ConfluentPartition
@@ -37,6 +38,8 @@ from penstock.protocol.errors import ErrorCode
 
 #: Where we know less than brokers do, which all have these since years: Produce, Metadata, OffsetCommit, OffsetFetch.
 OLDEST = {0: 3, 3: 4, 8: 5, 9: 2}
+#: What brokers tell of a transaction that has no end but its producer's.
+NEVER_MS = 2**31 - 1
 PROTOCOLS = pytest.mark.parametrize("version", [0, 2], ids=["older protocol", "newer protocol"])
 
 
@@ -341,9 +344,35 @@ def test_a_broker_of_long_ago_gets_the_protocol_of_long_ago(cluster: Cluster, to
     assert positions.committed(cluster, group, [(topic, 0)]) == {(topic, 0): CommittedOffset(offset=10)}
 
 
+def test_prepared_transactions_do_not_time_out(
+    modern: Cluster, tuned_broker: BrokerProcess, topic: str
+) -> None:
+    with RawProducer(modern, transactional_id=topic, two_phase=True) as producer:
+        producer.init()
+        assert producer.two_phase_kind is TwoPhaseKind.UNTIL_ENDED
+        producer.send(topic, 0, batch(b"prepared"))
+        prepared = producer.prepare()
+    found = describe_transaction(modern, topic)
+    assert found is not None
+    assert found.timeout_ms == NEVER_MS
+    end_prepared(modern, prepared, commit=True)
+    assert read_committed(modern, topic) == [b"prepared"]
+
+
+@pytest.fixture
+def one_phase(tmp_path: Path) -> Iterator[Cluster]:
+    """A broker as Apache Kafka's are unless told otherwise."""
+    process = BrokerProcess(tmp_path / "data", {"transaction.two.phase.commit.enable": "false"}).start()
+    with Cluster(settings(process.bootstrap_servers)) as cluster:
+        yield cluster
+    process.stop()
+
+
 @PROTOCOLS
-def test_two_phases_where_the_broker_has_only_one(modern: Cluster, topic: str, version: int) -> None:
+def test_two_phases_where_the_broker_has_only_one(one_phase: Cluster, version: int) -> None:
     """The next best is the longest time that it allows."""
+    modern, topic = one_phase, "t"
+    create_topics(modern, [NewTopic(name=topic)])
     with RawProducer(
         modern, transactional_id=topic, two_phase=True, transaction_version_max=version
     ) as producer:

@@ -76,8 +76,9 @@ TRANSACTIONS: Final = (
     _node(
         "transaction.two.phase.commit.enable",
         _BOOLEAN,
-        False,
-        "Let producers have transactions that only they end, because a system outside takes part in them.",
+        True,
+        "Let producers have transactions that only they end, because a system outside takes part in them, such as the "
+        "checkpoint of a Spark query.",
     ),
     _node(
         "add.partitions.to.txn.retry.backoff.max.ms",

@@ -11,4 +11,4 @@ class TransactionSettings:
     id_expiration_ms: int = 7 * _DAY_MS  # transactional.id.expiration.ms
     timed_out_check_interval_ms: int = 10_000  # transaction.abort.timed.out.transaction.cleanup.interval.ms
     expired_check_interval_ms: int = 3_600_000  # transaction.remove.expired.transaction.cleanup.interval.ms
-    two_phase_enabled: bool = False  # transaction.two.phase.commit.enable
+    two_phase_enabled: bool = True  # transaction.two.phase.commit.enable
