@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from penstock.client.cluster import Cluster
 from penstock.client.connection import Connection
-from penstock.client.errors import Unavailable, check
+from penstock.client.errors import Refused, Unavailable, check
 from penstock.client.metadata import NO_LEADER, TopicInfo
 from penstock.client.retrying import Deadline
+from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
 
 _DELETE_TOPICS: Final = 20
@@ -54,6 +55,19 @@ def create_topics(cluster: Cluster, topics: Iterable[NewTopic]) -> dict[str, Top
 
     cluster.call_controller(ask)
     return _led(cluster, [topic.name for topic in wanted])
+
+
+def ensure_topic(cluster: Cluster, topic: NewTopic) -> TopicInfo:
+    """Make it where there is none; one that is there stays as it is. Raises Refused, Unavailable."""
+    found = cluster.topics([topic.name]).get(topic.name)
+    if found is not None:
+        return found
+    try:
+        return create_topics(cluster, [topic])[topic.name]
+    except Refused as error:
+        if error.code is not ErrorCode.topic_already_exists:
+            raise
+        return cluster.await_topic(topic.name)
 
 
 def _create_request(cluster: Cluster, topics: tuple[NewTopic, ...]) -> Any:
