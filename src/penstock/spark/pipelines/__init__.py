@@ -1,0 +1,1 @@
+"""Pipelines: declared in Python, run by Spark, watched on a board that any machine can read."""
