@@ -1,7 +1,6 @@
 """What a dead letter looks like: the record as it was, and headers that say where it is from and why it is here.
 
-The headers that KIP-1191 names are `__dlq.errors.*`; ours begin with `penstock.dlq.`. All values are text. Key, value
-and own headers of a record are copied as the bytes that they are: nobody looks into them.
+Key, value and own headers of a record are copied as the bytes that they are: nobody looks into them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,18 +12,19 @@ from penstock.groups.share_state.ranges import Range
 from penstock.groups.share_state.values import BURIED_LIMIT, BURIED_LOCK_EXPIRED, BURIED_REJECTED, Key
 from penstock.protocol import varint
 from penstock.protocol.compression import Codec, compress
+from penstock.protocol.letters import (
+    DELIVERY_COUNT,
+    GROUP,
+    MESSAGE,
+    OFFSET,
+    PARTITION,
+    REASON,
+    TIMESTAMP,
+    TOPIC,
+    WITHOUT_RECORD,
+)
 from penstock.protocol.records import BatchHeader, pack_batch
 
-TOPIC: Final = "__dlq.errors.topic"
-PARTITION: Final = "__dlq.errors.partition"
-OFFSET: Final = "__dlq.errors.offset"
-GROUP: Final = "__dlq.errors.group"
-DELIVERY_COUNT: Final = "__dlq.errors.delivery.count"
-MESSAGE: Final = "__dlq.errors.message"
-TIMESTAMP: Final = "penstock.dlq.timestamp"
-REASON: Final = "penstock.dlq.reason"
-#: Only where the record itself could not be brought along: why.
-WITHOUT_RECORD: Final = "penstock.dlq.without.record"
 GONE: Final = "gone from the source"
 UNREADABLE: Final = "cannot be read"
 LEFT_OUT: Final = "too large beside the others"

@@ -1,1 +1,1 @@
-"""Pipelines: declared in Python, run by Spark, watched on a board that any machine can read."""
+"""Pipelines: functions from DataFrame to DataFrame with a source, a sink, a delivery contract and an error policy."""

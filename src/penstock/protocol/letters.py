@@ -1,0 +1,27 @@
+"""Names of the headers that say where a dead letter or a retry is from, and why it is where it is.
+
+Those that KIP-1191 names are `__dlq.errors.*`; ours begin with `penstock.dlq.`. All values are text.
+"""
+
+from typing import Final
+
+TOPIC: Final = "__dlq.errors.topic"
+PARTITION: Final = "__dlq.errors.partition"
+OFFSET: Final = "__dlq.errors.offset"
+GROUP: Final = "__dlq.errors.group"
+#: How often the record was tried.
+DELIVERY_COUNT: Final = "__dlq.errors.delivery.count"
+MESSAGE: Final = "__dlq.errors.message"
+#: Of the record where it was first, in milliseconds.
+TIMESTAMP: Final = "penstock.dlq.timestamp"
+REASON: Final = "penstock.dlq.reason"
+ERROR_CLASS: Final = "penstock.dlq.error.class"
+ERROR_STACK: Final = "penstock.dlq.error.stack"
+#: Only where the record itself could not be brought along: why.
+WITHOUT_RECORD: Final = "penstock.dlq.without.record"
+
+#: All of the above begin with one of these.
+PREFIXES: Final = ("__dlq.errors.", "penstock.dlq.")
+
+#: By which a message is known as the same one when it is published twice.
+MESSAGE_ID: Final = "message-id"
