@@ -30,6 +30,7 @@ from penstock.client.transactions import (
     list_transactions,
 )
 from penstock.spark.decisions import (
+    NOT_IN_NAMES,
     Decision,
     Ledger,
     MicroBatch,
@@ -43,6 +44,8 @@ _LOG: Final = logging.getLogger("penstock.spark")
 _ONGOING: Final = "Ongoing"
 _EMPTY: Final = "Empty"
 _SLOTS: Final = 2
+#: No query has it in its name, so that no name of one is the beginning of what belongs to another.
+_BETWEEN: Final = NOT_IN_NAMES
 
 
 def attempts_prefix(batch: MicroBatch) -> str:
@@ -51,20 +54,32 @@ def attempts_prefix(batch: MicroBatch) -> str:
     They are used again two batches later, lest brokers gather ids without end: then the batch in between is decided,
     so all that was done for this one has ended.
     """
-    return f"{driver_name(batch.query)}-{batch.number % _SLOTS}-"
+    return f"{_attempts(batch.query)}{batch.number % _SLOTS}{_BETWEEN}"
+
+
+def _attempts(query: str) -> str:
+    return driver_name(query) + _BETWEEN
 
 
 def conclude(
-    ledger: Ledger, batch: MicroBatch, prepared: Sequence[Prepared], *, fails_on_loss: bool = True
+    ledger: Ledger,
+    batch: MicroBatch,
+    prepared: Sequence[Prepared],
+    *,
+    fails_on_loss: bool = True,
+    skips_older: bool = False,
 ) -> bool:
     """Returns whether these were written, rather than what somebody had decided for before.
 
-    Raises SinkError where another driver has gone on, or transactions are gone; Unavailable where this is to be asked
-    again.
+    Raises SinkError where another driver has gone on (unless what is older than that is skipped), or transactions are
+    gone; Unavailable where this is to be asked again.
     """
     last = _take(ledger, batch)
     if last is not None and last > batch.number:
         _abort(ledger.cluster, prepared)
+        if skips_older:
+            _LOG.info("%s is older than what was written last, and nothing of it is written", batch)
+            return False
         raise overtaken(batch)
     is_ours = last != batch.number
     if is_ours:
@@ -99,6 +114,20 @@ def _take(ledger: Ledger, batch: MicroBatch) -> int | None:
     return mark.number if mark is not None and mark.number > batch.number else ledger.take()
 
 
+def finish_before(cluster: Cluster, batch: MicroBatch) -> None:
+    """Commit what was decided before this batch, for those who need not repeat a batch before they go on to the next.
+
+    Raises Unavailable, Refused, SinkError.
+    """
+    mark = last_mark(cluster, batch.query, stable=True)
+    if mark is None or mark.number >= batch.number:
+        return
+    with Ledger(cluster, batch.query) as ledger:
+        last = ledger.last()
+        if last is not None and last.batch.number < batch.number:
+            _commit(ledger, last, fails_on_loss=True)
+
+
 def settle(cluster: Cluster, query: str) -> None:
     """For a query that will not run again: finish its last batch if that is decided, and abort all else.
 
@@ -110,7 +139,7 @@ def settle(cluster: Cluster, query: str) -> None:
         if last is not None:
             _commit(ledger, last, fails_on_loss=True)
         kept = last.names if last is not None else frozenset()
-        for name in _begun(cluster, driver_name(query) + "-", kept):
+        for name in _begun(cluster, _attempts(query), kept):
             fence(cluster, name)
 
 

@@ -53,7 +53,7 @@ class PenstockDataSource(DataSource):  # type: ignore[misc, unused-ignore]
 
         refuse_overwrite(overwrite)
         options = SinkOptions.parse(self.options, streaming=False)
-        return BatchWriter(options, SinkColumns.of(schema, options.topic))
+        return BatchWriter(options, SinkColumns.of(schema, options.topic, options.timestamp_column))
 
     @told_plainly()
     def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
@@ -63,4 +63,4 @@ class PenstockDataSource(DataSource):  # type: ignore[misc, unused-ignore]
 
         refuse_overwrite(overwrite)
         options = SinkOptions.parse(self.options, streaming=True)
-        return StreamWriter(options, SinkColumns.of(schema, options.topic))
+        return StreamWriter(options, SinkColumns.of(schema, options.topic, options.timestamp_column))

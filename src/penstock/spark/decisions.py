@@ -36,6 +36,8 @@ _TOPIC_SETTINGS: Final = {
     "min.cleanable.dirty.ratio": "0.1",
     "segment.bytes": str(16 << 20),
 }
+#: What ids of queries do not have in them.
+NOT_IN_NAMES: Final = "/"
 _VERSION: Final = 1
 _RECORD_BYTES_MAX: Final = 64 << 20
 _WAIT_MS: Final = 500

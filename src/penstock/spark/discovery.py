@@ -15,7 +15,7 @@ from penstock.client.positions import EARLIEST, LATEST, list_offsets
 from penstock.client.remedies import UNKNOWN_TOPIC
 from penstock.client.retrying import Deadline
 from penstock.spark.losses import Loss, report
-from penstock.spark.offsets import OffsetRange, Position
+from penstock.spark.offsets import OffsetRange, Position, begin_of
 from penstock.spark.option_values import OptionError
 from penstock.spark.options import AtEdge, AtOffsets, AtTime, Bound, SourceOptions
 
@@ -122,6 +122,20 @@ class Discovery:
         """The first offset at or after a time, None where there is none."""
         found = list_offsets(self._cluster, timestamps_ms, isolation=self._options.isolation)
         return {place: None if at is None else at.offset for place, at in found.items()}
+
+    def due(self, start: Position, available: Position, now_ms: int) -> Position:
+        """What is available, of topics that are read when due only up to the first record that is not yet."""
+        waiting = set(self._options.due_topics)
+        places = {place: now_ms + 1 for place in available.offsets if place[0] in waiting}
+        if not places:
+            return available
+        ids, ends = available.ids, available.offsets
+        for place, at in self.first_at(places).items():
+            if at is not None:
+                # Never behind what was read: clocks may be set back.
+                least = begin_of(start, place[0], ids[place[0]], place[1])
+                ends[place] = min(max(at, least), ends[place])
+        return Position.of(ends, ids)
 
     def beginnings(self, places: Iterable[Place]) -> dict[Place, int]:
         return self._offsets(dict.fromkeys(places, EARLIEST))

@@ -19,6 +19,7 @@ from penstock.spark.option_values import (
     partitions_by_topic,
     wrong,
 )
+from penstock.spark.sink_options import Contract, contract_of
 
 _SUBSCRIPTIONS: Final = ("subscribe", "subscribePattern", "assign")
 #: Those of Spark's connector that say how it asks, not what for; they change nothing here.
@@ -33,6 +34,7 @@ SOURCE_OPTIONS: Final = (
     *_SUBSCRIPTIONS,
     *_WITHOUT_EFFECT,
     *_ENDINGS,
+    "contract",
     "failOnDataLoss",
     "includeHeaders",
     "kafka.bootstrap.servers",
@@ -43,6 +45,7 @@ SOURCE_OPTIONS: Final = (
     "maxTriggerDelay",
     "minOffsetsPerTrigger",
     "minPartitions",
+    "readWhenDue",
     "startingOffsets",
     "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
@@ -67,6 +70,12 @@ class Subscription:
     names: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: tuple[Place, ...] = ()
+
+    def names_topic(self, topic: str) -> bool:
+        """Whether a topic of this name would be read."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in self.names or any(topic == name for name, _ in self.assigned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +118,20 @@ class SourceOptions:
     trigger_offsets_max: int | None = None
     trigger_offsets_min: int | None = None
     trigger_delay_ms_max: int = _TRIGGER_DELAY_MS
+    #: Of these topics only what is due: a record waits until its timestamp has come, and with it all behind it.
+    due_topics: tuple[str, ...] = ()
+    contract: Contract = Contract.AT_LEAST_ONCE
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         """Raises OptionError, which names the option."""
         given = GivenOptions(options)
         settings = given.connection()
+        subscription = _subscription(given)
         group_id, isolation = settings.pop("group.id", None), _isolation(settings)
         parsed = cls(
             connection=_connection(settings),
-            subscription=_subscription(given),
+            subscription=subscription,
             starting=_starting(given, streaming=streaming),
             ending=_ending(given, streaming=streaming),
             isolation=isolation,
@@ -130,6 +143,8 @@ class SourceOptions:
             trigger_offsets_max=given.number("maxOffsetsPerTrigger"),
             trigger_offsets_min=given.number("minOffsetsPerTrigger"),
             trigger_delay_ms_max=given.duration_ms("maxTriggerDelay", default_ms=_TRIGGER_DELAY_MS),
+            due_topics=_due_topics(given, subscription, streaming=streaming),
+            contract=_contract(given, group_id, streaming=streaming),
         )
         for name in _WITHOUT_EFFECT:
             given.text(name)
@@ -188,6 +203,32 @@ def _pattern(name: str, text: str) -> str:
     except re.error as flaw:
         raise wrong(name, text, f"is no pattern ({flaw})") from None
     return text
+
+
+def _due_topics(given: GivenOptions, read: Subscription, *, streaming: bool) -> tuple[str, ...]:
+    text = given.text("readWhenDue") or ""
+    names = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
+    if names and not streaming:
+        raise OptionError("option readWhenDue is for streams: a batch read does not wait")
+    for name in names:
+        if not read.names_topic(name):
+            raise wrong("readWhenDue", text, f"{name} is not among the topics that are read")
+    return names
+
+
+# How often
+
+
+def _contract(given: GivenOptions, group_id: str | None, *, streaming: bool) -> Contract:
+    """A source that gives everything at least once is all that an exactly-once sink needs."""
+    asked = contract_of(given.text("contract")) or Contract.AT_LEAST_ONCE
+    if asked is Contract.AT_MOST_ONCE and not streaming:
+        raise wrong("contract", asked.value, "is for streams: a batch read reads what it is told to")
+    if asked is Contract.AT_MOST_ONCE and not group_id:
+        raise wrong(
+            "contract", asked.value, "needs kafka.group.id, the group whose positions say what was given"
+        )
+    return asked
 
 
 # Where to begin and to end

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 )
 
 from penstock.client.prepared import Prepared
-from penstock.spark.concluding import conclude, withdraw
+from penstock.spark.concluding import conclude, finish_before, withdraw
 from penstock.spark.decisions import Ledger, MicroBatch, SinkError
 from penstock.spark.option_values import OptionError
 from penstock.spark.plainly import told_plainly
@@ -49,31 +49,50 @@ def refuse_overwrite(overwrite: bool) -> None:
 
 
 class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc, unused-ignore]
-    """All tasks of a job write under one id that nobody else has."""
+    """All tasks of a job write under one id: that which the user gave, so that it can be repeated, or a new one."""
 
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
+        """Called once, before there are tasks. Raises SinkError, Unavailable, Refused."""
         warn_of_unknown(options)
         self.options = options
         self.columns = columns
-        self.batch = MicroBatch(uuid.uuid4().hex, 0)
+        self.batch = options.repeatable or MicroBatch(uuid.uuid4().hex, 0)
+        if options.repeatable is not None:
+            finish_before(task_cluster(options.connection), self.batch)
 
     def write(self, iterator: Iterator[Any]) -> Written:
         return _write(self.options, self.columns, lambda: self.batch, iterator)
 
+    @told_plainly()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._conclude(prepared_by(messages))
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Decides that nothing is written, so that attempts which come late know. What was decided before stands."""
-        self._conclude([])
+        if self.options.repeatable is None:
+            self._conclude_once(prepared_by(messages))
+            return
+        with self._ledger() as ledger:
+            fails_on_loss = self.options.fail_on_data_loss
+            prepared = prepared_by(messages)
+            conclude(ledger, self.batch, prepared, fails_on_loss=fails_on_loss, skips_older=True)
 
     @told_plainly()
-    def _conclude(self, prepared: Sequence[Prepared]) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """What was decided before stands."""
+        if self.options.repeatable is None:
+            # Decides that nothing is written, so that attempts which come late know.
+            self._conclude_once([])
+            return
+        with self._ledger() as ledger:
+            withdraw(ledger, self.batch, prepared_by(messages))
+
+    def _conclude_once(self, prepared: Sequence[Prepared]) -> None:
         if self.options.contract is not Contract.EXACTLY_ONCE:
             return
-        with Ledger(task_cluster(self.options.connection), self.batch.query, is_new=True) as ledger:
+        with self._ledger() as ledger:
             conclude(ledger, self.batch, prepared)
             ledger.forget()
+
+    def _ledger(self) -> Ledger:
+        cluster = task_cluster(self.options.connection)
+        return Ledger(cluster, self.batch.query, is_new=self.options.repeatable is None)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc, unused-ignore]

@@ -10,6 +10,7 @@ from typing import Final
 from penstock.client.errors import ClientError
 from penstock.client.settings import ConnectionSettings
 from penstock.protocol.compression import Codec
+from penstock.spark.decisions import NOT_IN_NAMES, MicroBatch
 from penstock.spark.option_values import CONNECTION_PREFIX, GivenOptions, OptionError, wrong
 
 #: Those that Spark itself hands on to every sink.
@@ -25,7 +26,10 @@ SINK_OPTIONS: Final = (
     "kafka.max.request.size",
     "kafka.transaction.timeout.ms",
     "kafka.transaction.two.phase.commit.enable",
+    "timestampColumn",
     "topic",
+    "txnAppId",
+    "txnVersion",
 )
 #: Settings of producers that would contradict what the sink itself decides.
 _DECIDED_HERE: Final = {
@@ -56,6 +60,10 @@ class SinkOptions:
     connection: ConnectionSettings
     #: Where all rows go; None where a column says that.
     topic: str | None = None
+    #: Which column holds the time of each record; None where all are of now.
+    timestamp_column: str | None = None
+    #: Of a batch write that is to be done once, however often it is repeated; None where it has no name.
+    repeatable: MicroBatch | None = None
     contract: Contract = Contract.AT_LEAST_ONCE
     codec: Codec = Codec.NONE
     batch_bytes_max: int = _BATCH_BYTES_MAX
@@ -71,14 +79,19 @@ class SinkOptions:
         """Raises OptionError, which names the option."""
         given = GivenOptions(options)
         settings = given.connection()
+        repeatable = _repeatable(given, streaming=streaming)
         parsed = cls(
             topic=given.text("topic") or None,
-            contract=_contract(given.text("contract")),
+            timestamp_column=given.text("timestampColumn") or None,
+            repeatable=repeatable,
+            contract=_contract(given, repeatable),
             fail_on_data_loss=given.flag("failOnDataLoss", default=True),
             codec=_codec(settings.pop("compression.type", "none")),
             batch_bytes_max=_number(settings, "max.request.size", _BATCH_BYTES_MAX),
-            # Nobody would end what the driver of a batch write leaves behind when it dies.
-            two_phase=_flag(settings, "transaction.two.phase.commit.enable", default=streaming),
+            # Nobody would end what the driver of a batch write that is not repeated leaves behind when it dies.
+            two_phase=_flag(
+                settings, "transaction.two.phase.commit.enable", default=streaming or repeatable is not None
+            ),
             transaction_timeout_ms=_number(settings, "transaction.timeout.ms", _TIMEOUT_MS),
             connection=_connection(settings),
         )
@@ -88,13 +101,38 @@ class SinkOptions:
         return parsed
 
 
-def _contract(text: str | None) -> Contract:
+def contract_of(text: str | None) -> Contract | None:
+    """None where nothing is said. Raises OptionError."""
     names = [each.value for each in Contract]
     if text is None:
-        return Contract.AT_LEAST_ONCE
+        return None
     if text.lower() not in names:
         raise wrong("contract", text, f"must be one of {', '.join(names)}")
     return Contract(text.lower())
+
+
+def _contract(given: GivenOptions, repeatable: MicroBatch | None) -> Contract:
+    asked = contract_of(given.text("contract"))
+    if repeatable is None:
+        return asked or Contract.AT_LEAST_ONCE
+    if asked not in (None, Contract.EXACTLY_ONCE):
+        raise wrong("contract", asked.value, "must be exactly-once where txnAppId and txnVersion are given")
+    return Contract.EXACTLY_ONCE
+
+
+def _repeatable(given: GivenOptions, *, streaming: bool) -> MicroBatch | None:
+    app, version = given.text("txnAppId") or None, given.number("txnVersion", at_least=0)
+    if app is None and version is None:
+        return None
+    if streaming:
+        raise OptionError(
+            "options txnAppId and txnVersion are for batch writes: a stream goes by its checkpoint"
+        )
+    if app is None or version is None:
+        raise OptionError("options txnAppId and txnVersion name a write together: both are needed")
+    if NOT_IN_NAMES in app:
+        raise wrong("txnAppId", app, f"must not have {NOT_IN_NAMES} in it")
+    return MicroBatch(app, version)
 
 
 def _codec(text: str) -> Codec:

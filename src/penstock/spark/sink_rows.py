@@ -22,7 +22,9 @@ _TYPES: Final = {
     "topic": ("string",),
     "partition": ("int",),
 }
-_RECORD_COLUMNS: Final = ("key", "value", "headers")
+#: Of the column that an option names.
+_TIMESTAMP: Final = "timestamp"
+_RECORD_COLUMNS: Final = ("key", "value", "headers", _TIMESTAMP)
 #: Rows are collected to about this much before they go apart by partition, so that batches do not become small.
 _ROWS_WANTED: Final = 1 << 16
 _BYTES_WANTED: Final = 8 << 20
@@ -40,7 +42,7 @@ class SinkColumns:
     topic: str | None
 
     @classmethod
-    def of(cls, schema: Any, topic: str | None) -> SinkColumns:
+    def of(cls, schema: Any, topic: str | None, timestamp_column: str | None = None) -> SinkColumns:
         """Raises OptionError where a column is missing or of a type that cannot be written."""
         positions = {}
         for position, field in enumerate(schema.fields):
@@ -56,17 +58,29 @@ class SinkColumns:
             raise OptionError("there is no column value; it holds what is written, as string or binary")
         if topic is None and "topic" not in positions:
             raise OptionError("nothing says where to write: set the option topic, or add a column topic")
+        if timestamp_column is not None:
+            positions[_TIMESTAMP] = _timestamp_position(schema, timestamp_column)
         return cls(positions=positions, topic=topic)
 
     def column(self, rows: pa.RecordBatch, name: str) -> pa.Array | None:
         return rows.column(self.positions[name]) if name in self.positions else None
 
     def records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Key, value and headers, as `columns.encode` takes them."""
+        """Key, value, headers and timestamp, as `columns.encode` takes them."""
         import pyarrow as pa
 
         found = {name: self.column(rows, name) for name in _RECORD_COLUMNS}
         return pa.RecordBatch.from_pydict({name: each for name, each in found.items() if each is not None})
+
+
+def _timestamp_position(schema: Any, name: str) -> int:
+    for position, field in enumerate(schema.fields):
+        if field.name.lower() == name.lower():
+            kind = field.dataType.simpleString()
+            if kind != "timestamp":
+                raise OptionError(f"column {field.name} is {kind}; timestampColumn must name a timestamp")
+            return position
+    raise OptionError(f"option timestampColumn={name}: there is no such column")
 
 
 def collected(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -16,12 +16,19 @@ from penstock.spark.progress import Progress
 class StreamPlan:
     """Of one query, in the one process that plans it."""
 
-    def __init__(self, options: SourceOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._options = options
         self._cluster = Cluster(options.connection)
         self._discovery = Discovery(self._cluster, options)
         self._progress = Progress(options.connection, options.group_id)
         self._clock = clock
+        self._wall = wall
         self._last_batch_s: float | None = None
         #: How far a query goes that reads what is there now and then ends.
         self._target: Position | None = None
@@ -38,7 +45,8 @@ class StreamPlan:
 
     def aim(self) -> None:
         """From now on, go as far as there is something to read at this moment, and no further."""
-        self._target = self._discovery.latest(Position({}))
+        nowhere = Position({})
+        self._target = self._due(nowhere, self._discovery.latest(nowhere))
 
     def next_end(self, start: Position, offsets_max: int | None, offsets_min: int | None) -> Position:
         """The end of the batch after `start`, which is the end of the last finished one; `start` to wait for more.
@@ -54,6 +62,8 @@ class StreamPlan:
     ) -> Mapping[str, TopicPosition]:
         if self._target is not None:
             available, offsets_min = _bounded(start, available, self._target), None
+        else:
+            available = self._due(start, available)
         ids, ends = available.ids, available.offsets
         begins = {place: begin_of(start, place[0], ids[place[0]], place[1]) for place in ends}
         total = sum(waiting(begins, ends).values())
@@ -65,6 +75,9 @@ class StreamPlan:
         if offsets_max is None or total <= offsets_max:
             return available.topics
         return self._limited(available, begins, offsets_max).topics
+
+    def _due(self, start: Position, available: Position) -> Position:
+        return self._discovery.due(start, available, int(self._wall() * 1000))
 
     def _is_due(self, total: int, offsets_min: int | None) -> bool:
         if self._last_batch_s is None:

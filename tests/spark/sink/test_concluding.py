@@ -16,7 +16,7 @@ from penstock.client.prepared import Prepared, end_prepared
 from penstock.client.producing import RawProducer
 from penstock.client.transactions import list_transactions
 from penstock.spark import concluding, writing
-from penstock.spark.concluding import attempts_prefix, conclude, settle, withdraw
+from penstock.spark.concluding import attempts_prefix, conclude, finish_before, settle, withdraw
 from penstock.spark.decisions import Decision, Ledger, MicroBatch, SinkError, driver_name, last_mark
 from penstock.spark.sink_options import SinkOptions
 from penstock.spark.sink_rows import SinkColumns
@@ -279,3 +279,34 @@ def test_ids_do_not_pile_up(query):
         assert query.commit([done.prepared], number)
     assert query.numbers() == [1] * 6
     assert len(list_transactions(query.cluster, driver_name(query.id))) == 3
+
+
+def test_who_goes_on_without_repeating_a_batch_finishes_it_first(query):
+    """The driver dies between its decision and the end; the next write is one with a later number."""
+    with (
+        mock.patch.object(concluding, "end_prepared", side_effect=Unavailable("dead")),
+        pytest.raises(Unavailable),
+    ):
+        query.commit([query.attempt([1]), query.attempt([2])])
+    assert not query.is_at_rest()
+    finish_before(query.cluster, query.batch(2))
+    query.await_rest()
+    finish_before(query.cluster, query.batch(2))
+    assert query.commit([query.attempt([3], number=2)], number=2, skips_older=True)
+    late = query.attempt([4], number=1)
+    assert late is None
+    assert not query.commit([late], number=1, skips_older=True), "older than the last: skipped"
+    query.await_rest()
+    assert query.numbers() == [1, 2, 3]
+
+
+def test_queries_whose_names_begin_alike_leave_each_other_alone(query, unique):
+    query.id = unique("app")
+    other = Query(query.topics, query.topic)
+    other.id = f"{query.id}-0-x"
+    kept = other.attempt([1])
+    assert query.commit([query.attempt([2])])
+    assert other.commit([kept])
+    query.await_rest()
+    assert query.numbers() == [1, 2]
+    other.cluster.close()

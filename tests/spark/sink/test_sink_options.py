@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from penstock.protocol.compression import Codec
+from penstock.spark.decisions import MicroBatch
 from penstock.spark.option_values import OptionError
 from penstock.spark.sink_options import Contract, SinkOptions
 
@@ -45,6 +46,38 @@ def test_what_is_said():
     assert not options.fail_on_data_loss
     assert options.connection.client_id == "me"
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_a_batch_write_with_a_name_is_done_once():
+    options = parse(streaming=False, txnAppId="app", txnVersion="7")
+    assert options.repeatable == MicroBatch("app", 7)
+    assert options.contract is Contract.EXACTLY_ONCE
+    assert options.two_phase, "it is repeated, so somebody ends what is left open"
+    assert parse(streaming=False).repeatable is None
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"txnAppId": "a"}, "options txnAppId and txnVersion name a write together: both are needed"),
+        ({"txnVersion": "1"}, "both are needed"),
+        ({"txnAppId": "a", "txnVersion": "x"}, "option txnVersion=x: must be a whole number of at least 0"),
+        ({"txnAppId": "a/b", "txnVersion": "1"}, "option txnAppId=a/b: must not have / in it"),
+        (
+            {"txnAppId": "a", "txnVersion": "1", "contract": "at-least-once"},
+            "option contract=at-least-once: must be exactly-once where txnAppId and txnVersion are given",
+        ),
+        (
+            {"txnAppId": "a", "txnVersion": "1", "streaming": True},
+            "txnAppId and txnVersion are for batch writes",
+        ),
+    ],
+)
+def test_a_name_that_is_none(options, words):
+    with pytest.raises(OptionError) as raised:
+        parse(**{"streaming": False} | options)
+    assert words in str(raised.value)
 
 
 @pytest.mark.parametrize(

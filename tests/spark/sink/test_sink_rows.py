@@ -12,14 +12,14 @@ from penstock.spark.sink_rows import SinkColumns, WrongRow, by_place, collected
 COUNTS = {"a": 4, "b": 2}.__getitem__
 
 
-def columns(text: str, topic: str | None = None) -> SinkColumns:
+def columns(text: str, topic: str | None = None, timestamp: str | None = None) -> SinkColumns:
     """Of a schema written as `name type, name type`."""
     fields = []
     for name, kind in (each.split(" ") for each in text.split(", ")):
         fields.append(
             SimpleNamespace(name=name, dataType=SimpleNamespace(simpleString=lambda kind=kind: kind))
         )
-    return SinkColumns.of(SimpleNamespace(fields=fields), topic)
+    return SinkColumns.of(SimpleNamespace(fields=fields), topic, timestamp)
 
 
 def placed(rows: pa.RecordBatch, found: SinkColumns, seed: int = 0) -> dict:
@@ -54,6 +54,18 @@ def test_columns_that_cannot_be_written(ddl, topic, words):
     with pytest.raises(OptionError) as raised:
         columns(ddl, topic)
     assert words in str(raised.value)
+
+
+def test_the_time_of_records_is_in_the_column_that_is_named():
+    found = columns("value string, timestamp timestamp, due timestamp", "a", "DUE")
+    times = [pa.array([number], pa.timestamp("us", "UTC")) for number in (1, 2)]
+    rows = pa.record_batch([["v"], *times], names=["value", "timestamp", "due"])
+    [[record]] = placed(rows, found).values()
+    assert record == {"value": "v", "timestamp": times[1][0].as_py()}
+    with pytest.raises(OptionError, match="column due is bigint; timestampColumn must name a timestamp"):
+        columns("value string, due bigint", "a", "due")
+    with pytest.raises(OptionError, match="option timestampColumn=due: there is no such column"):
+        columns("value string", "a", "due")
 
 
 def test_topics_by_column_and_the_option_wins():

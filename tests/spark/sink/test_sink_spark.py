@@ -1,5 +1,6 @@
 """Writes through Spark, read back row by row by a client of another kind."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,41 @@ def test_a_batch_write_is_all_or_nothing(spark, topics, write, unique):
     with topics.cluster() as cluster:
         await_rest(cluster, places)
         assert committed_numbers(topics, cluster, places) == list(range(30))
+
+
+def test_a_write_that_is_repeated_is_done_once(spark, topics, write, unique):
+    """As in foreachBatch: the same batch again, with other tasks, after a failure or after it was written."""
+    topic, app = topics.create(unique("t"), 2), unique("app")
+
+    def numbered(start: int, version: int, tasks: int, *, broken: bool = False) -> None:
+        value = (
+            "if(id % 10 = 9, raise_error('poison'), cast(id as string))" if broken else "cast(id as string)"
+        )
+        rows = spark.range(start, start + 10, 1, tasks).selectExpr(f"{value} as value")
+        write(rows, topic=topic, txnAppId=app, txnVersion=str(version))
+
+    with pytest.raises(PySparkException, match="poison"):
+        numbered(0, 0, 2, broken=True)
+    numbered(0, 0, 3)
+    numbered(0, 0, 2)
+    numbered(10, 2, 2)
+    numbered(0, 1, 2)  # older than the last
+    places = [(topic, 0), (topic, 1)]
+    with topics.cluster() as cluster:
+        await_rest(cluster, places)
+        assert committed_numbers(topics, cluster, places) == list(range(20))
+
+
+def test_the_time_of_a_record_from_a_column(spark, topics, write, unique):
+    topic = topics.create(unique("t"))
+    before = int(time.time() * 1000)
+    rows = spark.range(0, 2, 1, 1).selectExpr(
+        "cast(id as string) as value", "if(id = 0, timestamp_millis(1234567890123), null) as due"
+    )
+    write(rows, topic=topic, timestampColumn="due")
+    first, second = confluent.read(topics.bootstrap, topic, 2)
+    assert first.message.timestamp_ms == 1234567890123
+    assert before <= second.message.timestamp_ms <= time.time() * 1000
 
 
 # Streaming

@@ -6,6 +6,7 @@ from penstock.client.metadata import Isolation
 from penstock.client.positions import EARLIEST, LATEST
 from penstock.spark.option_values import OptionError
 from penstock.spark.options import AtEdge, AtOffsets, AtTime, SourceOptions, Subscription
+from penstock.spark.sink_options import Contract
 
 GIVEN = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
 
@@ -128,3 +129,26 @@ def test_a_pattern_that_is_none_is_refused():
 
 def test_a_stream_has_no_end():
     assert "endingOffsets" in refusal(streaming=True, endingOffsets="latest")
+
+
+def test_topics_that_are_read_when_due():
+    options = parse(streaming=True, subscribe="orders, retry", readWhenDue=" retry,")
+    assert options.due_topics == ("retry",)
+    assert parse(streaming=True).due_topics == ()
+    assert "readWhenDue=paid: paid is not among the topics that are read" in refusal(True, readWhenDue="paid")
+    assert "option readWhenDue is for streams" in refusal(readWhenDue="orders")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("exactly-once", Contract.EXACTLY_ONCE), (None, Contract.AT_LEAST_ONCE)]
+)
+def test_contracts(text, wanted):
+    assert parse(streaming=True, **({"contract": text} if text else {})).contract is wanted
+    group = {"kafka.group.id": "g"}
+    assert parse(streaming=True, contract="At-Most-Once", **group).contract is Contract.AT_MOST_ONCE
+
+
+def test_contracts_that_cannot_be_kept():
+    assert "option contract=often: must be one of" in refusal(True, contract="often")
+    assert "option contract=at-most-once: needs kafka.group.id" in refusal(True, contract="at-most-once")
+    assert "is for streams" in refusal(contract="at-most-once", **{"kafka.group.id": "g"})

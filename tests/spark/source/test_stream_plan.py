@@ -22,9 +22,9 @@ def plan(topics: Topics):
     made = []
 
     def make(**options: str) -> StreamPlan:
-        clock = options.pop("clock", None)
+        clocks = {name: options.pop(name) for name in ("clock", "wall") if name in options}
         parsed = topics.options(**({"startingOffsets": "earliest"} | options))
-        made.append(StreamPlan(parsed, clock=clock) if clock else StreamPlan(parsed))
+        made.append(StreamPlan(parsed, **clocks))
         return made[-1]
 
     yield make
@@ -138,6 +138,35 @@ def test_what_comes_after_the_aim_is_left_for_the_next_run(topics, plan, unique)
     last = following(query, end)
     assert last.offsets == {(topic, 0): 5, (topic, 1): 0}
     assert following(query, last) == last
+
+
+def test_records_that_are_not_due_wait_and_so_do_those_behind_them(topics, plan, unique):
+    topic, other, now = topics.create(unique("t"), 2), topics.create(unique("u")), [float(int(time.time()))]
+    due_ms = [int(now[0] * 1000) + wait for wait in (-5_000, 0, 2_000, 1_000, 9_000)]
+    topics.fill(topic, [Message(value=b"x", timestamp_ms=each, partition=0) for each in due_ms])
+    topics.fill(other, [Message(value=b"x", timestamp_ms=due_ms[-1])])
+    query = plan(subscribe=f"{topic},{other}", readWhenDue=topic, wall=lambda: now[0])
+    position, seen = query.starting(), []
+    for wait_s in (0, 1, 1, 8, -9):
+        now[0] += wait_s
+        position = following(query, position)
+        seen.append(position.offsets[topic, 0])
+    assert seen == [2, 2, 4, 5, 5], "the last time the clock was set back"
+    assert position.offsets[topic, 1] == 0
+    assert position.offsets[other, 0] == 1, "of other topics nothing waits"
+    assert query.seen.offsets[topic, 0] == 5, "what waits is seen"
+
+
+def test_what_is_due_when_a_bounded_run_begins_is_all_that_it_reads(topics, plan, unique):
+    topic, now = topics.create(unique("t")), [float(int(time.time()))]
+    times = [int(now[0] * 1000) + wait for wait in (0, 1_000)]
+    topics.fill(topic, [Message(value=b"x", timestamp_ms=each) for each in times])
+    query = plan(subscribe=topic, readWhenDue=topic, wall=lambda: now[0])
+    query.aim()
+    now[0] += 5
+    end = following(query, query.starting())
+    assert end.offsets == {(topic, 0): 1}
+    assert following(query, end) == end
 
 
 def test_the_first_batch_is_the_same_when_it_is_planned_again(topics, plan, unique):
