@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
+from penstock.client.errors import ClientError
 from penstock.spark.java import find_java, home_for_spark
 
 #: All cores; a task that fails is tried three times more, as it would be on a cluster.
@@ -32,19 +34,41 @@ LOCAL_SETTINGS: Final = {
 }
 
 
-def session(name: str = "penstock", *, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> Any:
-    """A session with `format("penstock")`: the one of this process if there is one. Raises NoJava."""
+class SparkFailed(ClientError):
+    """Spark itself does not start, or is gone."""
+
+
+def session(
+    name: str = "penstock",
+    *,
+    master: str = LOCAL,
+    settings: Mapping[str, str] | None = None,
+    log: Path | None = None,
+) -> Any:
+    """A session with `format("penstock")`: the one of this process if there is one.
+
+    With a `log` all that Spark and its workers print goes there, and signals from the terminal do not reach them.
+    Raises NoJava, SparkFailed.
+    """
     from pyspark.sql import SparkSession
 
+    all_settings = {**settings_for(master), **(settings or {})}
     builder = SparkSession.builder.appName(name)
-    if master.startswith(_CONNECT):
+    if is_remote(master):
         builder = builder.remote(master)
     else:
         _prepare(os.environ)
         builder = builder.master(master)
-    for key, value in {**settings_for(master), **(settings or {})}.items():
+        if log is not None:
+            _launch(name, master, all_settings, log)
+    for key, value in all_settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def is_remote(master: str) -> bool:
+    """Whether the driver is a server of Spark Connect, and none of ours."""
+    return master.startswith(_CONNECT)
 
 
 def settings_for(master: str) -> dict[str, str]:
@@ -56,3 +80,44 @@ def _prepare(environment: Any) -> None:
     environment["JAVA_HOME"] = str(home_for_spark(find_java(environment)))
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def _launch(name: str, master: str, settings: Mapping[str, str], log: Path) -> None:
+    """Start the driver's JVM, which ends when this process does, in a process group of its own."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._active_spark_context is not None:
+        return
+    conf = SparkConf().setAppName(name).setMaster(master).setAll(list(settings.items()))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        output_at = output.tell()
+        try:
+            kinds = {"stdout": output, "stderr": output, "start_new_session": True}
+            SparkContext(conf=conf, gateway=launch_gateway(conf, popen_kwargs=kinds))
+        except PySparkRuntimeError:
+            raise SparkFailed(f"Spark does not start: {_last_words(log, output_at)} ({log})") from None
+
+
+def _last_words(log: Path, position: int) -> str:
+    """The last line that is no step of a Java stack trace."""
+    text = log.read_bytes()[position:].decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines()]
+    told = [line for line in lines if line and not line.startswith(("at ", "..."))]
+    return told[-1] if told else "it says nothing"
+
+
+def forget_dead() -> bool:
+    """Whether the JVM of this process has died; then the next session starts another one."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if process is None or process.poll() is None:
+        return False
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+    return True
