@@ -160,11 +160,12 @@ class PenstockBroker(Broker):
         compileall.compile_dir(Path(penstock.__file__).parent, quiet=1)
 
     def command(self) -> list[str]:
-        executable = Path(sys.executable).with_name("penstock")
+        installed = Path(sys.executable).with_name("penstock")
+        program = [str(installed)] if installed.exists() else [sys.executable, "-m", "penstock"]
         data = self.folder / "data"
         listen = f"{HOST}:{self.port}"
         common = [f"--set={name}={value}" for name, value in COMMON_SETTINGS.items()]
-        return [str(executable), "serve", "--listen", listen, "--data-dir", str(data), *common, *self.flags()]
+        return [*program, "serve", "--listen", listen, "--data-dir", str(data), *common, *self.flags()]
 
     def flags(self) -> list[str]:
         """What one among several nodes has to be told besides."""

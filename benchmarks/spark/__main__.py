@@ -1,0 +1,204 @@
+"""python -m benchmarks.spark [--broker NAME] [--smoke] [--only NAME] [--out DIR] [--list]: Spark side by side."""
+
+import argparse
+import itertools
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from benchmarks.brokers import Broker, PenstockBroker
+from benchmarks.machine import machine_facts
+from benchmarks.peer_kafka import KafkaBroker, PeerUnavailable, fetch_kafka
+from benchmarks.raw_client import BrokerError
+from benchmarks.spark.connector import Connector, fetch_connector
+from benchmarks.spark.contest import Contest, Result, WrongRows, hold
+from benchmarks.spark.contests import CONTESTS, SMOKE
+from benchmarks.spark.drivers import SETTINGS, Driver, DriverFailed
+from benchmarks.spark.metrics import scalings, verdicts
+from benchmarks.spark.plot import save_plot
+from benchmarks.spark.report import disturbed, goals_table, json_document, results_table, scaling_lines
+from benchmarks.spark.rows import BATCH_BYTES_MAX, KEY_BYTES
+from benchmarks.spark.stage import FULL, PARTITIONS, Pace, Stage, connect
+from benchmarks.spark.stage import SMOKE as SMOKE_PACE
+from penstock.client.errors import ClientError
+
+_RESULTS = Path(__file__).parent.parent / "results"
+#: Where nobody sees it at once, tables need not be squeezed.
+_WIDTH = 140
+_BROKERS: dict[str, type[Broker]] = {"penstock": PenstockBroker, "kafka": KafkaBroker}
+
+
+def main() -> int:
+    options = _parse()
+    if options.list:
+        print(*(contest.name for contest in CONTESTS), sep="\n")
+        return 0
+    # Whoever ends the run from outside gets what was measured so far, and leaves no process behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    contests = _chosen(options)
+    connector = _connector(console)
+    results: list[Result] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=options.data_dir) as folder,
+        _broker(options, Path(folder)) as broker,
+    ):
+        facts = _facts(options, broker, connector, Path(folder))
+        stage = _stage(options, broker, connector, Path(folder))
+        try:
+            _hold_all(console, contests, stage, connector, results)
+        except KeyboardInterrupt:
+            console.print("[yellow]interrupted; what was measured so far follows[/]")
+        stage.cluster.close()
+    return _report(console, options, results, facts)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
+    parser.add_argument("--broker", choices=list(_BROKERS), default="penstock", help="what holds the topics")
+    parser.add_argument("--smoke", action="store_true", help="few rows, once: whether it runs, not how fast")
+    parser.add_argument("--only", action="append", metavar="NAME", help="contest or pattern; repeatable")
+    parser.add_argument("--out", type=Path, default=_RESULTS, metavar="DIR", help="folder for JSON and PNG")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where topics and tables are meanwhile")
+    parser.add_argument("--rounds", type=int, metavar="N", help="how often everybody takes a turn")
+    parser.add_argument("--list", action="store_true", help="print the contests' names")
+    return parser.parse_args()
+
+
+def _chosen(options: argparse.Namespace) -> list[Contest]:
+    patterns = options.only or (SMOKE if options.smoke else ["*"])
+    chosen = [each for each in CONTESTS if any(fnmatch(each.name, pattern) for pattern in patterns)]
+    if not chosen:
+        sys.exit(f"no contest is called {' or '.join(patterns)}; --list shows their names")
+    return sorted(chosen, key=lambda contest: -contest.cores)
+
+
+def _connector(console: Console) -> Connector | None:
+    import pyspark
+
+    jars = Path(pyspark.__file__).parent / "jars"
+    scala_version = next(jars.glob("spark-core_*.jar")).name.split("_")[1].split("-")[0]
+    try:
+        found = fetch_connector(pyspark.__version__, scala_version)
+    except PeerUnavailable as reason:
+        console.print(f"[yellow]Spark's own connector is left out: {reason}[/]")
+        return None
+    console.print(f"Spark {pyspark.__version__} with its own connector: {found}")
+    return found
+
+
+def _broker(options: argparse.Namespace, folder: Path) -> Broker:
+    if options.broker == "kafka":
+        try:
+            fetch_kafka()
+        except PeerUnavailable as reason:
+            sys.exit(f"Apache Kafka cannot be had here: {reason}")
+    return _BROKERS[options.broker](folder / options.broker)
+
+
+def _stage(options: argparse.Namespace, broker: Broker, connector: Connector | None, folder: Path) -> Stage:
+    broker.start()
+    pace = _pace(options)
+    return Stage(
+        broker=broker, cluster=connect(broker), folder=folder, pace=pace, has_connector=connector is not None
+    )
+
+
+def _pace(options: argparse.Namespace) -> Pace:
+    pace = SMOKE_PACE if options.smoke else FULL
+    return replace(pace, rounds=options.rounds) if options.rounds else pace
+
+
+def _hold_all(
+    console: Console,
+    contests: list[Contest],
+    stage: Stage,
+    connector: Connector | None,
+    results: list[Result],
+) -> None:
+    """One session after the other, so that none runs beside the one that is measured."""
+    began = time.monotonic()
+    for cores, those in itertools.groupby(contests, key=lambda contest: contest.cores):
+        jars = connector.jars if connector is not None else ()
+        with Driver(cores=cores, tasks=PARTITIONS, jars=jars, folder=stage.folder) as driver:
+            for contest in those:
+                results.append(result := Result(contest=contest))
+                for step in _steps(contest, stage, driver, result):
+                    console.print(f"[dim]{time.monotonic() - began:6.1f} s[/]  {contest.title}: {step}")
+
+
+def _steps(contest: Contest, stage: Stage, driver: Driver, result: Result) -> Iterator[str]:
+    """What goes wrong is kept, and the next contest is held all the same."""
+    try:
+        yield from hold(contest, stage, driver, result)
+    except (WrongRows, DriverFailed, BrokerError, ClientError, OSError) as error:
+        result.failure = f"{type(error).__name__}: {error}"
+
+
+def _facts(
+    options: argparse.Namespace, broker: Broker, connector: Connector | None, folder: Path
+) -> dict[str, Any]:
+    import pyspark
+
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "suite": "spark",
+        "smoke": options.smoke,
+        "spark": {"version": pyspark.__version__, "settings": SETTINGS},
+        "connector": connector.versions if connector is not None else None,
+        "load": {
+            "partitions_and_tasks": PARTITIONS,
+            "key_bytes": KEY_BYTES,
+            "batch_bytes_max": BATCH_BYTES_MAX,
+            "pace": asdict(_pace(options)),
+        },
+        "machine": machine_facts(folder),
+        "broker": {"name": broker.name, **broker.settings()},
+    }
+
+
+def _report(
+    console: Console, options: argparse.Namespace, results: list[Result], facts: dict[str, Any]
+) -> int:
+    console.print(results_table(results))
+    if found := verdicts(results):
+        console.print(goals_table(found))
+    for line in scaling_lines(scalings(results)):
+        console.print(line)
+    if names := disturbed(results):
+        console.print(
+            f"[yellow]Something else kept the machine busy (other_cores): {', '.join(names[:6])}.[/]"
+        )
+    _save(console, options.out, json_document(results, facts), results)
+    failures = [each for each in results if each.failure is not None]
+    for each in failures:
+        console.print(f"[red]{each.contest.name} failed:[/] {escape(each.failure or '')}", highlight=False)
+    return 1 if failures or not results else 0
+
+
+def _save(console: Console, out: Path, document: dict[str, Any], results: list[Result]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    stem = f"{document['when'].replace(':', '').replace('+0000', 'Z')}-spark"
+    (out / f"{stem}.json").write_text(json.dumps(document, indent=2) + "\n")
+    console.print(f"wrote {out / f'{stem}.json'}")
+    if any(result.rounds for result in results):
+        machine = document["machine"]
+        broker = f"{document['broker']['name'].capitalize()} {document['broker']['version']}"
+        title = f"Spark {document['spark']['version']}, topics on {broker}, {machine['cores']} cores, {machine['cpu']}"
+        save_plot(results, title, out / f"{stem}.png")
+        console.print(f"wrote {out / f'{stem}.png'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

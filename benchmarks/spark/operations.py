@@ -1,0 +1,74 @@
+"""What a driver process does when it is asked: each operation is one job of Spark, timed where it runs.
+
+The hash of key and value of every row is what all reads compute: nobody can leave out the bytes, as with a count.
+"""
+
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any
+
+#: Wraps around, which is why sessions are not ANSI here; equal for equal rows in any order.
+CHECKSUM = ("count(*) AS rows", "sum(xxhash64(key, value)) AS hash")
+
+Answer = dict[str, Any]
+Options = Mapping[str, str]
+
+
+def read(spark: Any, *, format: str, options: Options, schema: str | None = None) -> Answer:
+    """Hash every row."""
+    began = time.monotonic()
+    (row,) = _table(spark, format, options, schema).selectExpr(*CHECKSUM).collect()
+    return {"seconds": time.monotonic() - began, "rows": row["rows"], "hash": row["hash"]}
+
+
+def count_tasks(spark: Any, *, format: str, options: Options, schema: str | None = None) -> Answer:
+    return {"tasks": _table(spark, format, options, schema).rdd.getNumPartitions()}
+
+
+def save_parquet(spark: Any, *, format: str, options: Options, path: str, codec: str) -> Answer:
+    """The same rows as a table of files, one for each task that reads them here."""
+    table = spark.read.format(format).options(**options).load()
+    table.write.mode("overwrite").option("compression", codec).parquet(path)
+    return {}
+
+
+def write(spark: Any, *, path: str, format: str, options: Options) -> Answer:
+    """The rows of a table of files, to wherever."""
+    rows = spark.read.parquet(path).select("key", "value")
+    began = time.monotonic()
+    rows.write.format(format).mode("append").options(**options).save()
+    return {"seconds": time.monotonic() - began}
+
+
+def stream(
+    spark: Any, *, source: str, source_options: Options, sink: str, sink_options: Options, checkpoint: str
+) -> Answer:
+    """All that is there, in micro-batches of the size that the options say; what Spark tells about each."""
+    rows = spark.readStream.format(source).options(**source_options).load().select("key", "value")
+    writer = rows.writeStream.format(sink).options(**sink_options)
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    query.awaitTermination()
+    told = [_progress(each) for each in query.recentProgress]
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    return {"batches": [each for each in told if each["rows"]]}
+
+
+def collect_garbage(spark: Any) -> Answer:
+    """What one left behind is not for the next to clear away."""
+    spark._jvm.java.lang.System.gc()
+    return {}
+
+
+OPERATIONS = {
+    each.__name__: each for each in (read, count_tasks, save_parquet, write, stream, collect_garbage)
+}
+
+
+def _table(spark: Any, format: str, options: Options, schema: str | None) -> Any:
+    reader = spark.read.format(format).options(**options)
+    return (reader.schema(schema) if schema is not None else reader).load()
+
+
+def _progress(told: Any) -> Answer:
+    return {"rows": told["numInputRows"], "ms": dict(told["durationMs"])}
