@@ -8,7 +8,7 @@ LISTEN ?= localhost:9092
 HTTP ?= localhost:9644
 WORKERS ?= 2
 
-.PHONY: setup up test lint bench fuzz chaos simulate clean
+.PHONY: setup up serve test lint bench fuzz chaos simulate clean
 
 setup: $(STAMP)
 
@@ -20,8 +20,13 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m compileall -q src  # as an installed package would be, so that the first start is a fast one
 	@touch $(STAMP)
 
+# A whole story: broker, orders, a subscriber, Spark pipelines, dead letters and their replay, shown while it happens
 up: setup
-	@exec $(BIN)/penstock serve --listen $(LISTEN) --data-dir $(DATA) --http $(HTTP) --welcome
+	@exec $(BIN)/penstock demo --listen $(LISTEN) --data-dir $(DATA) --http $(HTTP)
+
+# Only the broker, with what the demo has left
+serve: setup
+	@exec $(BIN)/penstock serve --listen $(LISTEN) --data-dir $(DATA)/broker --http $(HTTP) --welcome
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadfile $(ARGS)

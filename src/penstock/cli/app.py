@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from penstock import __version__
-from penstock.cli import cluster, config, consume, group, produce, serve, topic, transaction
+from penstock.cli import cluster, config, consume, demo, group, produce, serve, topic, transaction
 from penstock.cli.failure import Failure, report
 from penstock.cli.flagged import with_flags
 from penstock.cli.flags import SERVE_FLAGS, SETTING_FLAGS, Flags
@@ -20,6 +20,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 VERBS = [
     "serve",
+    "demo",
     "topic",
     "produce",
     "consume",
@@ -82,6 +83,7 @@ def _serve(flags: Flags) -> int:
 
 
 app.command("serve")(with_flags(SERVE_FLAGS, _serve))
+app.command("demo")(demo.demo)
 app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)

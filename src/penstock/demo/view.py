@@ -1,0 +1,221 @@
+"""The demo on one screen: what flows where as a tree, what it is worth, and what went wrong last."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from penstock.demo.meters import STEPS
+from penstock.demo.scene import Event, Flow, Health, Kind, Scene
+
+#: From this width on there is room for what each thing is.
+_WIDE: Final = 94
+#: Heights of the lower panels, of the tree's frame, and of the lines above and below all.
+_LOWER_ROWS: Final = 8
+_FRAME_ROWS: Final = 3
+_OTHER_ROWS: Final = 2
+_EVENTS_MIN: Final = 3
+_EVENTS_MAX: Final = 8
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_STYLES: Final = {
+    Kind.SHOP: "bold",
+    Kind.TOPIC: "cyan",
+    Kind.SUBSCRIBER: "green",
+    Kind.SPARK: "magenta",
+    Kind.TABLE: "blue",
+    Kind.TROUBLE: "red",
+    Kind.REPLAY: "yellow",
+}
+_LIGHTS: Final = {
+    Health.ABSENT: ("○", "dim"),
+    Health.STARTING: ("◐", "yellow"),
+    Health.UP: ("●", "green"),
+    Health.TROUBLED: ("●", "red"),
+}
+#: More than this many records behind is worth a look.
+_LAG_NOTABLE: Final = 500
+_BAR_WIDTH: Final = 16
+_PRODUCTS: Final = 5
+
+
+def draw(scene: Scene, *, width: int, height: int) -> RenderableType:
+    """The rows that fit: events and the panels above them go first where there is little room."""
+    parts: list[RenderableType] = [_head(scene, width), _tree(scene, width)]
+    left = height - _OTHER_ROWS - _FRAME_ROWS - len(scene.flows)
+    if left >= _LOWER_ROWS:
+        parts.append(_lower(scene))
+        left -= _LOWER_ROWS
+    if left - 2 >= _EVENTS_MIN:
+        parts.append(_events(scene.events, min(left - 2, _EVENTS_MAX)))
+    parts.append(_foot(scene))
+    return Group(*parts)
+
+
+def _head(scene: Scene, width: int) -> Text:
+    line = Text(" Penstock demo", style="bold", no_wrap=True, overflow="ellipsis")
+    line.append("   ")
+    line.append_text(_light(scene.broker, f"broker {scene.address}"))
+    line.append("   ")
+    line.append_text(_light(scene.spark, f"Spark {scene.spark_note}"))
+    clock = f"up {clock_text(scene.now_s)} "
+    if width > line.cell_len + len(clock) + 2:
+        line.append(" " * (width - line.cell_len - len(clock)))
+        line.append(clock, style="dim not bold")
+    return line
+
+
+def _light(health: Health, text: str) -> Text:
+    sign, style = _LIGHTS[health]
+    return Text.assemble((sign, f"{style} not bold"), (f" {text}", "not bold"))
+
+
+def _foot(scene: Scene) -> Text:
+    return Text(
+        f" Ctrl-C stops everything; the next start goes on with {scene.data}",
+        style="dim",
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+
+
+# The tree
+
+
+def _tree(scene: Scene, width: int) -> RenderableType:
+    is_wide = width >= _WIDE
+    table = Table(box=None, expand=True, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("what flows where", no_wrap=True)
+    if is_wide:
+        table.add_column("", ratio=1, no_wrap=True, overflow="ellipsis")
+    table.add_column("per s", justify="right", no_wrap=True, min_width=6)
+    table.add_column("", no_wrap=True, min_width=STEPS)
+    table.add_column("records", justify="right", no_wrap=True, min_width=8)
+    table.add_column("lag", justify="right", no_wrap=True, min_width=6)
+    for flow in scene.flows:
+        cells = [_name(flow), _note(flow), *_numbers(flow)]
+        table.add_row(*(cells if is_wide else cells[:1] + cells[2:]))
+    return Panel(table, box=box.ROUNDED, border_style="dim", padding=(0, 1))
+
+
+def _name(flow: Flow) -> Text:
+    style = "bold red" if flow.trouble else _STYLES[flow.kind]
+    return Text.assemble((branches(flow.last), "dim"), (flow.name, style))
+
+
+def branches(last: tuple[bool, ...]) -> str:
+    """The lines of a tree before a name, from whether it and those above it are the last of theirs."""
+    if not last:
+        return ""
+    above = "".join("   " if each else "│  " for each in last[:-1])
+    return above + ("└─▶ " if last[-1] else "├─▶ ")
+
+
+def _note(flow: Flow) -> Text:
+    if flow.trouble:
+        return Text(flow.trouble, style="red")
+    return Text(flow.note, style="dim")
+
+
+def _numbers(flow: Flow) -> list[Text]:
+    is_moving = any(flow.history) or bool(flow.per_s)
+    return [
+        Text(f"{flow.per_s:,.1f}" if flow.per_s is not None and is_moving else ""),
+        Text(sparkline(flow.history) if is_moving else "", style=_STYLES[flow.kind]),
+        Text("" if flow.total is None else f"{flow.total:,}", style="bold" if flow.total else "dim"),
+        _lag(flow.lag),
+    ]
+
+
+def _lag(lag: int | None) -> Text:
+    if lag is None:
+        return Text("")
+    return Text(f"{lag:,}", style="green" if lag == 0 else "yellow" if lag > _LAG_NOTABLE else "")
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """A bar for each value, the highest as high as a line."""
+    known = list(values)
+    highest = max(known, default=0.0)
+    if highest <= 0:
+        return _BARS[0] * len(known)
+    return "".join(_BARS[round(max(value, 0.0) / highest * (len(_BARS) - 1))] for value in known)
+
+
+# Below it
+
+
+def _lower(scene: Scene) -> RenderableType:
+    grid = Table.grid(expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(ratio=1)
+    grid.add_row(
+        _panel(_sales(scene), "revenue, last minute", _LOWER_ROWS),
+        _panel(_letter(scene), "dead letters", _LOWER_ROWS),
+    )
+    return grid
+
+
+def _panel(content: RenderableType, title: str, rows: int) -> Panel:
+    return Panel(content, title=title, title_align="left", box=box.ROUNDED, border_style="dim", height=rows)
+
+
+def _sales(scene: Scene) -> RenderableType:
+    if not scene.sales:
+        return Text("no window of time is finished yet", style="dim")
+    totals: Counter[str] = Counter()
+    for sale in scene.sales:
+        totals[sale.product] += round(sale.total)
+    best = totals.most_common(_PRODUCTS)
+    table = Table.grid(padding=(0, 1))
+    for product, total in best:
+        bar = "━" * max(round(total / best[0][1] * _BAR_WIDTH), 1)
+        table.add_row(product, Text(f"{total:,}", justify="right"), Text(bar, style="magenta"))
+    note = f"{scene.duplicates_dropped:,} duplicates were not counted" if scene.duplicates_dropped else ""
+    return Group(table, Text(note, style="dim", no_wrap=True, overflow="ellipsis"))
+
+
+def _letter(scene: Scene) -> RenderableType:
+    letter = scene.letter
+    if letter is None:
+        return Text("none yet", style="dim")
+    waiting = max(scene.letters - scene.replayed, 0)
+    return Group(
+        Text.assemble(
+            (f"{scene.letters:,}", "bold red"),
+            (" in all, "),
+            (f"{scene.replayed:,}", "bold yellow"),
+            (" replayed, "),
+            (f"{waiting:,}", "bold"),
+            (" wait"),
+            no_wrap=True,
+            overflow="ellipsis",
+        ),
+        Text.assemble(("latest: ", "dim"), (letter.error, "red"), no_wrap=True, overflow="ellipsis"),
+        Text(letter.message, overflow="ellipsis"),
+    )
+
+
+def _events(events: tuple[Event, ...], rows: int) -> RenderableType:
+    lines = [
+        Text.assemble(
+            (f"{clock_text(event.at_s)}  ", "dim"),
+            (event.text, "red" if event.is_trouble else ""),
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+        for event in events[-rows:]
+    ]
+    return _panel(Group(*lines), "what happened", rows + 2)
+
+
+def clock_text(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

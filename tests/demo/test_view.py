@@ -1,0 +1,109 @@
+"""What is seen: that it fits the screen, says what matters, and does not hide trouble."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from penstock.demo.lines import block
+from penstock.demo.meters import Meter
+from penstock.demo.scene import Event, Flow, Health, Kind, Scene
+from penstock.demo.tally import Letter, Sale
+from penstock.demo.view import branches, draw, sparkline
+
+LETTER = Letter(
+    error="NoPrice", message="no price for special offer 2", origin="orders[1] @ 7", value='{"id":"o-1"}'
+)
+
+
+def scene(trouble: str | None = None) -> Scene:
+    flows = (
+        Flow(name="shop", last=(), kind=Kind.SHOP, note="sells"),
+        Flow(name="orders", last=(True,), kind=Kind.TOPIC, note="topic", per_s=40.0, total=12_345),
+        Flow(
+            name="billing", last=(True, False), kind=Kind.SUBSCRIBER, note="plain", lag=678, trouble=trouble
+        ),
+        *(
+            Flow(name=f"topic-{number}", last=(True, True), kind=Kind.TOPIC, note="more", total=0)
+            for number in range(9)
+        ),
+    )
+    return Scene(
+        now_s=75,
+        address="localhost:9092",
+        data="data",
+        broker=Health.UP,
+        spark=Health.STARTING,
+        spark_note="is starting",
+        flows=flows,
+        sales=(Sale(window="12:00:10", product="coffee", orders=3, total=26.7),),
+        letter=LETTER,
+        letters=5,
+        replayed=3,
+        duplicates_dropped=2,
+        events=tuple(Event(at_s=number, text=f"event {number} {'x' * 200}") for number in range(20)),
+    )
+
+
+def drawn(seen: Scene, width: int, height: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
+    console.print(draw(seen, width=width, height=height))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 30), (80, 30), (80, 24), (80, 20), (200, 60)])
+def test_it_fits_the_screen(width: int, height: int) -> None:
+    lines = drawn(scene(), width, height)
+    assert len(lines) <= height
+    assert max(len(line) for line in lines) <= width
+    text = "\n".join(lines)
+    assert all(word in text for word in ("12,345", "678", "Spark is starting", "localhost:9092"))
+
+
+def test_a_screen_of_usual_size_tells_why_the_last_letter_died() -> None:
+    text = "\n".join(drawn(scene(), 100, 30))
+    assert all(word in text for word in ("NoPrice", LETTER.message, "5 in all, 3 replayed, 2 wait", "coffee"))
+    assert "event 19" in text
+
+
+def test_trouble_is_said_where_it_is() -> None:
+    (line,) = [line for line in drawn(scene("no broker answers"), 100, 30) if "billing" in line]
+    assert "no broker answers" in line
+
+
+def test_lines_tell_the_same() -> None:
+    totals, lags = block(scene())
+    assert "orders 12,345 (40/s)" in totals
+    assert "billing 678" in lags
+
+
+def test_branches_show_what_stands_below_what() -> None:
+    assert branches(()) == ""
+    assert branches((True,)) == "└─▶ "
+    assert branches((True, False)) == "   ├─▶ "
+    assert branches((True, False, True)) == "   │  └─▶ "
+
+
+def test_sparklines_are_as_high_as_their_highest() -> None:
+    assert sparkline([0, 5, 10]) == "▁▅█"
+    assert sparkline([0, 0]) == "▁▁"
+
+
+def test_a_meter_tells_the_rate_of_the_last_seconds_only() -> None:
+    meter = Meter()
+    assert meter.per_s is None
+    for second in range(30):
+        meter.feed(second * 100, second)
+    for second in range(30, 60):
+        meter.feed(3_000, second)
+    assert meter.per_s == 0
+    assert meter.history[0] == 100
+    assert meter.history[-1] == 0
+
+
+def test_a_meter_begins_anew_with_a_count_that_does() -> None:
+    meter = Meter()
+    meter.feed(1_000, 0)
+    meter.feed(0, 1)
+    meter.feed(50, 2)
+    assert meter.per_s == 50
