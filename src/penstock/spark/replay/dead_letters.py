@@ -1,0 +1,130 @@
+"""Dead letters as rows: what they tell of themselves, which were replayed before, and what they were once.
+
+A letter that is replayed is written together with a record in the list of replayed letters, in one transaction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+from uuid import UUID
+
+from penstock.client.letters import replayed_topic
+from penstock.protocol import letters as headers
+from penstock.spark.replay.request import Request
+
+#: What `where=` may ask for, besides the columns of a topic.
+_TOLD: Final = {
+    "origin_topic": (headers.TOPIC, "string"),
+    "origin_partition": (headers.PARTITION, "int"),
+    "origin_offset": (headers.OFFSET, "bigint"),
+    "origin_timestamp": (headers.TIMESTAMP, "bigint"),
+    "error_group": (headers.GROUP, "string"),
+    "error_class": (headers.ERROR_CLASS, "string"),
+    "error_message": (headers.MESSAGE, "string"),
+    "reason": (headers.REASON, "string"),
+    "attempts": (headers.DELIVERY_COUNT, "int"),
+    "without_record": (headers.WITHOUT_RECORD, "string"),
+}
+
+
+def told(rows: Any) -> Any:
+    """With a column for each thing that the headers of a letter tell."""
+    from pyspark.sql import functions as F
+
+    return rows.withColumns({name: F.expr(_header(*source)) for name, source in _TOLD.items()})
+
+
+def _header(name: str, kind: str) -> str:
+    """The last one of that name; null for what is absent or makes no sense."""
+    found = f"filter(headers, h -> h.key = '{name}' and h.value is not null)"
+    return f"try_cast(cast(try_element_at({found}, -1).value as string) as {kind})"
+
+
+def _own_headers() -> str:
+    """The record's own, as they were before it failed."""
+    ours = " or ".join(f"startswith(h.key, '{prefix}')" for prefix in headers.PREFIXES)
+    return f"filter(headers, h -> not ({ours}))"
+
+
+def replayable(rows: Any) -> Any:
+    """Those that brought their record along."""
+    return rows.where("without_record is null")
+
+
+def not_among(rows: Any, replayed: Any) -> Any:
+    """The list is small beside the letters, and rows that do not have to meet stay in their order."""
+    from pyspark.sql import functions as F
+
+    return rows.join(F.broadcast(replayed), ["partition", "offset"], "left_anti")
+
+
+def as_replayed(rows: Any, topic_id: UUID | None) -> Any:
+    """Partition and offset of the letters that the list names, of this topic and no earlier one of its name."""
+    from pyspark.sql import functions as F
+
+    place = F.split(F.col("key").cast("string"), ":")
+    known = F.get_json_object(F.col("value").cast("string"), "$.topicId")
+    return (
+        rows.where(known.isNull() | (known == str(topic_id)) if topic_id is not None else F.lit(True))
+        .select(
+            F.try_element_at(place, F.lit(1)).try_cast("int").alias("partition"),
+            F.try_element_at(place, F.lit(2)).try_cast("bigint").alias("offset"),
+        )
+        .distinct()
+    )
+
+
+def restored(
+    rows: Any, request: Request, partitions: Mapping[str, int], topic_id: UUID | None, now_ms: int
+) -> Any:
+    """Two rows for each letter: the record as it was once, and that it was replayed."""
+    from pyspark.sql import functions as F
+
+    target = F.lit(request.to) if request.to is not None else F.col("origin_topic")
+    record = F.struct(
+        target.alias("topic"),
+        _partition(request, partitions).alias("partition"),
+        F.col("key"),
+        F.col("value"),
+        F.expr(_own_headers()).alias("headers"),
+        F.coalesce(F.timestamp_millis("origin_timestamp"), F.col("timestamp")).alias("timestamp"),
+    )
+    mark = F.struct(
+        F.lit(replayed_topic(request.source)).alias("topic"),
+        F.lit(None).cast("int").alias("partition"),
+        F.concat_ws(":", "partition", "offset").cast("binary").alias("key"),
+        F.to_json(_note(request, topic_id, now_ms, target)).cast("binary").alias("value"),
+        F.lit(None).cast(_HEADERS).alias("headers"),
+        F.timestamp_millis(F.lit(now_ms)).alias("timestamp"),
+    )
+    return rows.select(F.inline(F.array(record, mark)))
+
+
+_HEADERS: Final = "array<struct<key:string,value:binary>>"
+
+
+def _partition(request: Request, partitions: Mapping[str, int]) -> Any:
+    """The one that it was in, if that is still there; else, and in another topic, that of its key."""
+    from pyspark.sql import functions as F
+
+    nowhere = F.lit(None).cast("int")
+    if request.to is not None or not partitions:
+        return nowhere
+    counts = F.from_json(F.lit(json.dumps(dict(partitions))), "map<string,int>")
+    count = F.try_element_at(counts, F.col("origin_topic"))
+    is_there = (F.col("origin_partition") >= 0) & (F.col("origin_partition") < count)
+    return F.when(is_there, F.col("origin_partition")).otherwise(nowhere)
+
+
+def _note(request: Request, topic_id: UUID | None, now_ms: int, target: Any) -> Any:
+    """What the list tells of a letter."""
+    from pyspark.sql import functions as F
+
+    return F.struct(
+        F.lit(now_ms).alias("at"),
+        F.lit(request.id).alias("replay"),
+        target.alias("to"),
+        F.lit(str(topic_id) if topic_id is not None else None).alias("topicId"),
+    )

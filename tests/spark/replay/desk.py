@@ -1,0 +1,92 @@
+"""A desk from which tests run replays, and see what they told and what they left in topics."""
+
+from typing import Any
+
+from tests.spark.sink.readers import await_rest
+from tests.spark.source.topics import Topics
+
+from penstock.client.cluster import Cluster
+from penstock.client.metadata import Place
+from penstock.client.positions import EARLIEST, LATEST, list_offsets
+from penstock.spark.offsets import OffsetRange
+from penstock.spark.options import SourceOptions
+from penstock.spark.pipelines.jobs import JobContext
+from penstock.spark.pipelines.settings import RunSettings
+from penstock.spark.reading import RangeReader
+from penstock.spark.replay import Replay, read_request
+
+COMMITTED = {"kafka.isolation.level": "read_committed", "includeHeaders": "true"}
+COLUMNS = ("topic", "partition", "offset", "key", "value", "headers", "timestamp")
+
+
+class Clock:
+    """Time passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Desk:
+    def __init__(self, spark: Any, topics: Topics) -> None:
+        self.spark = spark
+        self.topics = topics
+        self.clock = Clock()
+        self.notes: list[str] = []
+        #: How far replays were, and when.
+        self.progress: list[tuple[int, int | None]] = []
+        self.moments: list[float] = []
+        #: To stop when so many offsets are done.
+        self.stops_at: int | None = None
+
+    def run(self, **settings: str) -> str:
+        """Returns what was told of it."""
+        self.notes, self.progress, self.moments = [], [], []
+        request = read_request(**settings)
+        Replay(request=request, clock=self.clock, sleep=self.clock.sleep).run(self._context())
+        return "; ".join(self.notes)
+
+    def _context(self) -> JobContext:
+        return JobContext(
+            spark=self.spark,
+            run=RunSettings(
+                bootstrap=self.topics.bootstrap,
+                checkpoint="unused",
+                connection={"topic.metadata.propagation.max.ms": "300"},
+            ),
+            progress=self._note_progress,
+            should_stop=self._should_stop,
+            note=self.notes.append,
+        )
+
+    def _note_progress(self, done: int, total: int | None) -> None:
+        self.progress.append((done, total))
+        self.moments.append(self.clock.now_s)
+
+    def _should_stop(self) -> bool:
+        return self.stops_at is not None and bool(self.progress) and self.progress[-1][0] >= self.stops_at
+
+    # What readers of committed records see
+
+    def rows(self, topic: str) -> list[dict[str, Any]]:
+        with self.topics.cluster() as cluster:
+            places = [(topic, part.index) for part in cluster.await_topic(topic).partitions]
+            await_rest(cluster, places)
+            return [row for place in places for row in self._of(cluster, place)]
+
+    def numbers(self, topic: str) -> list[int]:
+        return sorted(int(row["value"]) for row in self.rows(topic))
+
+    def _of(self, cluster: Cluster, place: Place) -> list[dict[str, Any]]:
+        options = SourceOptions.parse(self.topics.given(subscribe=place[0], **COMMITTED), streaming=False)
+        start, end = (list_offsets(cluster, {place: edge})[place] for edge in (EARLIEST, LATEST))
+        assert start is not None
+        assert end is not None
+        wanted = OffsetRange(place[0], None, place[1], start.offset, end.offset)
+        batches = RangeReader(cluster, wanted, options).read(COLUMNS)
+        return [row for batch in batches for row in batch.to_pylist()]

@@ -1,0 +1,97 @@
+"""Ranges cut into numbered pieces, and the pace at which they go out."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.spark.offsets import OffsetRange
+from penstock.spark.replay.chunks import OFFSETS_DEFAULT, chunk, chunks, count, offsets_for
+from penstock.spark.replay.pacing import Pace
+
+SIZES = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 500)), max_size=5)
+
+
+def ranges_of(sizes):
+    return [
+        OffsetRange("t", None, partition, start, start + size)
+        for partition, (start, size) in enumerate(sizes)
+    ]
+
+
+@given(sizes=SIZES, offsets_max=st.integers(1, 300))
+def test_each_offset_once_and_in_order(sizes, offsets_max):
+    ranges = ranges_of(sizes)
+    pieces = list(chunks(ranges, offsets_max))
+    for whole in ranges:
+        parts = [part for piece in pieces for part in piece if part.partition == whole.partition]
+        assert sum(part.size for part in parts) == whole.size
+        if parts:
+            assert (parts[0].start, parts[-1].end) == (whole.start, whole.end)
+        assert all(before.end == after.start for before, after in pairwise(parts))
+    assert all(sum(part.size for part in piece) <= offsets_max + len(ranges) for piece in pieces)
+
+
+@given(sizes=SIZES, offsets_max=st.integers(1, 300))
+def test_a_piece_is_the_same_whoever_asks_for_it_and_when(sizes, offsets_max):
+    ranges = ranges_of(sizes)
+    pieces = list(chunks(ranges, offsets_max))
+    assert len(pieces) == count(ranges, offsets_max)
+    assert [chunk(ranges, offsets_max, index) for index in range(len(pieces))] == pieces
+    assert list(chunks(ranges, offsets_max, len(pieces) // 2)) == pieces[len(pieces) // 2 :]
+
+
+def test_a_slow_replay_has_small_pieces():
+    assert [offsets_for(rate) for rate in (None, 0.1, 100, 10**9)] == [
+        OFFSETS_DEFAULT,
+        1,
+        200,
+        OFFSETS_DEFAULT,
+    ]
+
+
+# The pace
+
+
+@given(
+    rate=st.floats(0.5, 1e5),
+    burst=st.integers(1, 1000),
+    steps=st.lists(st.tuples(st.integers(0, 1500), st.floats(0, 2)), max_size=30),
+)
+def test_no_stretch_of_time_has_more_than_its_share(rate, burst, steps):
+    """However long the steps take, and whether they are as large as they were thought to be."""
+    now, largest, went = 100.0, burst, []
+    pace = Pace(rate, burst=burst, now_s=now)
+    for records, took in steps:
+        now += pace.wait_s(records, now)
+        assert pace.wait_s(records, now) <= 1e-6
+        went.append((now, records))
+        largest = max(largest, records)
+        now += took
+        pace.spend(records, now)
+    for first in range(len(went)):
+        for last in range(first, len(went)):
+            passed = went[last][0] - went[first][0]
+            sent = sum(records for _, records in went[first:last])
+            assert sent <= passed * rate + burst + largest + 1e-3
+
+
+def test_the_first_burst_is_free_and_the_rest_takes_its_time():
+    pace, now, started = Pace(10, burst=20, now_s=0), 0.0, []
+    for _ in range(4):
+        now += pace.wait_s(20, now)
+        started.append(now)
+        pace.spend(20, now)
+    assert started == [0, 2, 4, 6]
+
+
+def test_a_step_with_few_records_is_not_waited_for_as_if_it_had_many():
+    pace = Pace(10, burst=20, now_s=0)
+    pace.spend(1, 0)
+    assert pace.wait_s(20, 0) == 0.1
+
+
+def test_a_clock_that_was_set_back_takes_nothing_away():
+    pace = Pace(10, burst=20, now_s=1000)
+    pace.spend(20, 500)
+    assert pace.wait_s(20, 500) == 2
