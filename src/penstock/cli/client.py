@@ -134,7 +134,7 @@ class Cluster:
 
     def _settings(self, settings: Mapping[str, object]) -> dict[str, object]:
         if not self._is_reachable:
-            _reach(self.bootstrap)
+            reach(self.bootstrap)
             self._is_reachable = True
         quiet = logging.getLogger("penstock.cli.librdkafka")
         quiet.addHandler(logging.NullHandler())
@@ -173,7 +173,7 @@ def explain(error: Any, bootstrap: str, subject: str = "") -> Failure:
             return Failure(text, kafka_code=cause.code())
 
 
-def _reach(bootstrap: str) -> None:
+def reach(bootstrap: str) -> None:
     """Fail at once, with the reason, where a client library would go on trying for minutes."""
     reasons = []
     for text in bootstrap.split(","):

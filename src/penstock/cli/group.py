@@ -113,14 +113,18 @@ def _type(found: Any) -> str | None:
     return None if kind == "UNKNOWN" else str(kind).lower()
 
 
-def _committed(cluster: Cluster, group: str) -> dict[Place, int]:
+def _stored(cluster: Cluster, group: str) -> list[Any]:
     from confluent_kafka import ConsumerGroupTopicPartitions
 
     answer = cluster.admin.list_consumer_group_offsets(
         [ConsumerGroupTopicPartitions(group)], request_timeout=REQUEST_TIMEOUT_S
     )
     stored = cluster.wait(answer)[group].topic_partitions
-    return {Place(entry.topic, entry.partition): entry.offset for entry in stored if entry.offset >= 0}
+    return [entry for entry in stored if entry.offset >= 0]
+
+
+def _committed(cluster: Cluster, group: str) -> dict[Place, int]:
+    return {Place(entry.topic, entry.partition): entry.offset for entry in _stored(cluster, group)}
 
 
 def _description(cluster: Cluster, name: str, found: Any) -> dict[str, Any]:
@@ -217,6 +221,8 @@ def reset(
     position = _target(to_earliest, to_latest, to_offset, to_timestamp, shift_by)
     cluster = Cluster(bootstrap)
     is_shared = group in share_group_names(cluster)
+    if not is_shared:
+        _refuse_sparks(cluster, group)
     committed = start_offsets(cluster, group) if is_shared else _committed(cluster, group)
     places = _places(cluster, group, topics or [], committed)
     if position is not None:
@@ -242,6 +248,22 @@ def reset(
         print_json({"group": group, "applied": not dry_run, "partitions": plan})
     else:
         note("nothing was changed (dry run)" if dry_run else f"group {group} reset")
+
+
+def _refuse_sparks(cluster: Cluster, group: str) -> None:
+    """A query of Spark goes by its checkpoint, and would move the positions back."""
+    from penstock.spark.pipelines.declaration import name_of_group
+    from penstock.spark.progress import METADATA
+
+    if not any((entry.metadata or "").startswith(METADATA) for entry in _stored(cluster, group)):
+        return
+    pipeline = name_of_group(group)
+    raise Failure(
+        f"group {group} shows how far a Spark query has come, and moving it would not move the query",
+        hint=f"penstock pipeline reset {pipeline}"
+        if pipeline is not None
+        else "start the query with another checkpointLocation, and with startingOffsets",
+    )
 
 
 def _target(

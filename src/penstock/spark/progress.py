@@ -18,6 +18,8 @@ from penstock.client.retrying import Deadline
 from penstock.client.settings import ConnectionSettings
 from penstock.spark.offsets import Position
 
+#: Written next to every position, so that whoever would move one learns that a checkpoint decides.
+METADATA: Final = "penstock-spark"
 _LOG: Final = logging.getLogger("penstock.spark")
 #: A batch does not wait longer than this for its group.
 _COMMIT_MS_MAX: Final = 5_000
@@ -51,7 +53,7 @@ class Progress:
         if not self._rest.is_over and self._told in (finished, None):
             return
         try:
-            commit(self._cluster, self._group, finished.offsets)
+            commit(self._cluster, self._group, finished.offsets, metadata=METADATA)
         except ClientError as trouble:
             _LOG.warning("group %s does not show how far the query has come: %s", self._group, trouble)
             self._told, self._rest = None, self._deadline(_REST_MS)

@@ -27,7 +27,8 @@ class Group:
         self.told: list[int] = []
         self.is_away = False
 
-    def commit(self, cluster, group, offsets) -> None:
+    def commit(self, cluster, group, offsets, *, metadata) -> None:
+        assert metadata == progress.METADATA
         if self.is_away:
             raise Unavailable("nobody is there")
         self.told += offsets.values()

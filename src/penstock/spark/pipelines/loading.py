@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,9 +58,7 @@ def _load_file(path: Path) -> ModuleType:
     """As `python file.py` would find what it imports; its functions travel to workers by value."""
     if not path.is_file():
         raise LoadingError(f"there is no file {path}")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    _import_from(path.resolve().parent)
     name = path.stem if path.stem not in sys.modules else f"{path.stem}_pipelines"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -70,6 +69,14 @@ def _load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     _travels_by_value(module)
     return module
+
+
+def _import_from(folder: Path) -> None:
+    """Here and in workers that this process will start."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    known = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(folder), *known]))
 
 
 def _travels_by_value(module: ModuleType) -> None:
@@ -83,8 +90,7 @@ def _travels_by_value(module: ModuleType) -> None:
 def _import_here(name: str) -> ModuleType:
     """With the folder that we are in, as `python -m` does it."""
     here = Path.cwd()
-    if str(here) not in sys.path:
-        sys.path.insert(0, str(here))
+    _import_from(here)
     module = _import(name)
     if module.__file__ is not None and Path(module.__file__).is_relative_to(here):
         _travels_by_value(module)
