@@ -25,10 +25,13 @@ def demo(
     lines: Annotated[
         bool, typer.Option("--lines", help="Write lines, as where the output is no terminal.")
     ] = False,
+    every: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between lines that tell how things are.")
+    ] = 5.0,
 ) -> None:
     """Orders that flow, fail, are mended, summed up and archived: broker, subscriber and Spark pipelines in one go."""
     from penstock.client.errors import ClientError
-    from penstock.demo.house import DemoSettings, House
+    from penstock.demo.house import DemoFailed, DemoSettings, House
 
     settings = DemoSettings(
         data=data_dir,
@@ -37,9 +40,12 @@ def demo(
         orders_per_s=rate,
         with_spark=spark,
         on_screen=sys.stdout.isatty() and not lines,
+        lines_every_s=every,
     )
     try:
         code = House(settings).run()
+    except DemoFailed as error:
+        raise Failure(str(error), hint=error.hint) from None
     except ClientError as error:
         raise Failure(str(error)) from None
     raise typer.Exit(code)

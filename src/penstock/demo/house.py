@@ -44,7 +44,11 @@ _IMPATIENT_AFTER_S: Final = 0.5
 
 
 class DemoFailed(ClientError):
-    """It could not begin; says why."""
+    """It could not begin; says why, and what may help."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +58,9 @@ class DemoSettings:
     http: str | None
     orders_per_s: float
     with_spark: bool
-    #: Draw a screen; else write lines.
+    #: Draw a screen; else write lines, so often.
     on_screen: bool
+    lines_every_s: float
 
 
 class House:
@@ -91,7 +96,7 @@ class House:
         if self._stop.is_set():
             return None
         if self._broker.address is None:
-            raise DemoFailed(_why_not(self._broker))
+            raise DemoFailed(_why_not(self._broker), "--listen and --http name other addresses")
         self._journal.say(f"the broker is up on {self._broker.address}")
         _make_topics(self._broker.address)
         cast = self._cast(self._broker.address)
@@ -139,7 +144,7 @@ class House:
             _write(line)
 
     def _play_in_lines(self, story: Story) -> None:
-        lines = Lines(self._journal, _write)
+        lines = Lines(self._journal, _write, every_s=self._settings.lines_every_s)
         self._loop(story, lines.show)
         lines.show(story.scene())
 
@@ -167,7 +172,8 @@ class House:
     def _end(self) -> None:
         """Who writes ends first, and the broker last."""
         self._stop.set()
-        _write("stopping; Spark ends between two batches" if self._spark else "stopping")
+        if self._parts:
+            _write("stopping; Spark ends between two batches" if self._spark else "stopping")
         for part in self._parts:
             part.stop()
         for part in self._parts:

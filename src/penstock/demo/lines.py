@@ -9,20 +9,20 @@ from penstock.demo.journal import Journal
 from penstock.demo.scene import Scene
 from penstock.demo.view import clock_text
 
-EVERY_S: Final = 5.0
 _INDENT: Final = " " * 8
 
 
 class Lines:
-    def __init__(self, journal: Journal, write: Callable[[str], None]) -> None:
+    def __init__(self, journal: Journal, write: Callable[[str], None], *, every_s: float) -> None:
         self._journal = journal
         self._write = write
         self._seen = 0
+        self._every_s = every_s
         self._told_at = 0.0
 
     def show(self, scene: Scene) -> None:
         self._tell_events()
-        if scene.now_s - self._told_at >= EVERY_S:
+        if scene.now_s - self._told_at >= self._every_s:
             self._told_at = scene.now_s
             for line in block(scene):
                 self._write(line)

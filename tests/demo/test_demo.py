@@ -1,0 +1,58 @@
+"""`penstock demo` with real processes: it flows, it survives, it ends with all that it started, and it goes on."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.demo.demos import Demo
+from tests.waiting import eventually
+
+Run = Callable[..., Demo]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Starts the demo in one folder, as often as a test likes."""
+    demos: list[Demo] = []
+
+    def start(*flags: str) -> Demo:
+        demos.append(Demo(tmp_path / "data", *flags))
+        return demos[-1]
+
+    yield start
+    for demo in demos:
+        demo.kill()
+
+
+def test_without_spark_the_rest_flows_and_a_second_start_goes_on(run: Run) -> None:
+    first = run("--no-spark", "--rate", "200")
+    eventually(lambda: first.counts.get("orders", 0) > 100 and "billing" in first.counts, what="the flow")
+    os.kill(first.pid_of("serve"), signal.SIGKILL)
+    eventually(lambda: "broker works again" in first.output, what="a broker after the one that was killed")
+    before = first.counts["orders"]
+    eventually(lambda: first.counts["orders"] > before, what="more orders")
+    assert first.stop() == 0, first.output
+    assert first.processes() == {}
+    assert "Traceback" not in first.output
+
+    second = run("--no-spark", "--rate", "1")
+    eventually(lambda: second.counts.get("orders", 0) >= first.counts["orders"], what="the same orders")
+    assert second.stop() == 0, second.output
+    assert second.processes() == {}
+
+
+def test_an_address_or_a_folder_that_is_taken_is_told_of_in_a_sentence(run: Run, tmp_path: Path) -> None:
+    other = run("--no-spark")
+    taken = eventually(lambda: other.bootstrap_servers, what="a broker")
+    demo = run("--no-spark", "--listen", taken, "--data-dir", str(tmp_path / "other"))
+    assert demo.ended() == 1
+    assert "already in use" in demo.output
+    assert "Traceback" not in demo.output
+
+    rival = run("--no-spark")
+    assert rival.ended() == 1
+    assert "error: " in rival.output
+    assert "Traceback" not in rival.output
+    assert other.stop() == 0
