@@ -57,8 +57,11 @@ _CUT: Final = " ..."
 _RETRY: Final = re.compile(r"(?P<topic>.+)\.retry\.(?P<level>[1-9][0-9]{0,2})", re.DOTALL)
 _DEAD: Final = ".dlq"
 _REPLAYED: Final = ".replayed"
-_NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
+_NUMBER: Final = re.compile(r"[0-9]{1,19}")
+_INT_MAX: Final = (1 << 31) - 1
 _LONG_MAX: Final = (1 << 63) - 1
+#: The last moment that has four digits for its year.
+_TIMESTAMP_MS_MAX: Final = 253_402_300_799_999
 
 #: Records there lie in the future, and are read by the time they carry.
 RETRY_SETTINGS: Final = {
@@ -127,24 +130,18 @@ def origin_of(
 ) -> Origin:
     """As its headers say; a record that is no letter, or names no place, is where it has always been."""
     told = _told(headers)
-    place = told.get(TOPIC), _number(told, PARTITION), _number(told, OFFSET)
-    attempts, group = _number(told, DELIVERY_COUNT) or 0, told.get(GROUP)
-    if None in place:
-        return Origin(
-            topic=topic,
-            partition=partition,
-            offset=offset,
-            timestamp_ms=timestamp_ms,
-            attempts=max(attempts, 0),
-            group=group,
-        )
-    published_ms = _number(told, TIMESTAMP)
+    attempts, group = _number(told, DELIVERY_COUNT, _INT_MAX - 1) or 0, told.get(GROUP)
+    named = told.get(TOPIC), _number(told, PARTITION, _INT_MAX), _number(told, OFFSET, _LONG_MAX)
+    if named[0] is not None and named[1] is not None and named[2] is not None:
+        topic, partition, offset = named[0], named[1], named[2]
+        published_ms = _number(told, TIMESTAMP, _TIMESTAMP_MS_MAX)
+        timestamp_ms = timestamp_ms if published_ms is None else published_ms
     return Origin(
-        topic=str(place[0]),
-        partition=int(place[1] or 0),
-        offset=int(place[2] or 0),
-        timestamp_ms=timestamp_ms if published_ms is None else published_ms,
-        attempts=max(attempts, 0),
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        timestamp_ms=timestamp_ms,
+        attempts=attempts,
         group=group,
     )
 
@@ -163,9 +160,9 @@ def _told(headers: Iterable[Header] | None) -> dict[str, str]:
     }
 
 
-def _number(told: dict[str, str], name: str) -> int | None:
+def _number(told: dict[str, str], name: str, most: int) -> int | None:
     text = told.get(name, "")
-    return int(text) if _NUMBER.fullmatch(text) is not None else None
+    return int(text) if _NUMBER.fullmatch(text) is not None and int(text) <= most else None
 
 
 # Why it is here
