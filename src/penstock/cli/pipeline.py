@@ -1,0 +1,197 @@
+"""`penstock pipeline`: run pipelines and jobs on Spark, see how they are, stop them, and let them begin anew."""
+
+import sys
+import time
+import uuid
+from typing import Annotated
+
+import typer
+
+from penstock.cli.failure import Failure
+from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes
+from penstock.cli.output import note, print_json
+
+app = typer.Typer(help="Run, watch, stop and reset pipelines on Spark.", no_args_is_help=True)
+
+WATCH_EVERY_S = 2.0
+LOOK_EVERY_S = 0.3
+
+Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+Properties = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--property", "-X", metavar="NAME=VALUE", help="A client setting, such as sasl.username. Repeatable."
+    ),
+]
+
+
+@app.command("run", epilog="`penstock pipeline built-in` lists what comes with Penstock.")
+def run(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="file.py, file.py:NAME, package.module:NAME, or a built-in pipeline.",
+            show_default=False,
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SETTING=VALUE]...", help="Of a built-in pipeline.", show_default=False),
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    master: Annotated[
+        str,
+        typer.Option(
+            "--master", metavar="ADDRESS", envvar="PENSTOCK_SPARK_MASTER",
+            help="Where Spark runs: local[*,4], spark://host:7077, or sc://host for Spark Connect.",
+        ),
+    ] = "local[*,4]",
+    checkpoints: Annotated[
+        str,
+        typer.Option(
+            "--checkpoints", metavar="DIR", envvar="PENSTOCK_CHECKPOINTS",
+            help="Where pipelines keep how far they have come; a folder, or an address that all of Spark can reach.",
+        ),
+    ] = "checkpoints",
+    once: Annotated[bool, typer.Option("--once", help="Read what is there now, and end.")] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Run it under another name.")
+    ] = None,
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            "--restarts", metavar="N", min=0,
+            help="Give up after so many failures in a row; a pipeline never does, and a job at once.",
+            show_default=False,
+        ),
+    ] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Go on even though another process seems to run it.")
+    ] = False,
+    properties: Properties = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", "-c", metavar="NAME=VALUE", help="A setting of Spark. Repeatable."),
+    ] = None,
+) -> None:  # fmt: skip
+    """Run a pipeline until Ctrl-C or SIGTERM, which let it finish its batch; a second one does not wait."""
+    from penstock.cli.pipeline_run import run_target
+
+    raise typer.Exit(
+        run_target(
+            target, settings or [], bootstrap=bootstrap, master=master, checkpoints=checkpoints, once=once, name=name,
+            restarts=restarts, take_over=take_over, properties=properties or [], conf=conf or [],
+        )
+    )  # fmt: skip
+
+
+@app.command("built-in")
+def built_in() -> None:
+    """List the pipelines and jobs that come with Penstock, with their settings."""
+    from penstock.cli.pipeline_run import print_built_in
+
+    print_built_in()
+
+
+@app.command("list")
+def list_pipelines(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, properties: Properties = None, as_json: AsJson = False
+) -> None:
+    """List pipelines with their state, rate and lag."""
+    from penstock.cli.pipeline_view import open_board, print_list, seen_all
+
+    with open_board(bootstrap, properties) as board:
+        found = seen_all(board)
+    if as_json:
+        print_json([each.document() for each in found])
+    elif found:
+        print_list(found)
+    else:
+        note("no pipelines yet")
+
+
+@app.command("status")
+def status(
+    name: Name,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 seconds.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    properties: Properties = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a pipeline is: rate, lag, batch time, rows in, out, retried and dead."""
+    from penstock.cli.pipeline_view import open_board, print_status, seen_one
+
+    with open_board(bootstrap, properties) as board:
+        while True:
+            found = seen_one(board, name)
+            if watch and sys.stdout.isatty() and not as_json:
+                print("\x1b[H\x1b[2J", end="")
+            if as_json:
+                print_json(found.document())
+            else:
+                print_status(found)
+            if not watch:
+                return
+            sys.stdout.flush()
+            time.sleep(WATCH_EVERY_S)
+
+
+@app.command("stop")
+def stop(
+    name: Name,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait for it.")
+    ] = 90,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    properties: Properties = None,
+) -> None:
+    """Stop a pipeline between two batches, wherever it runs, and wait until it has ended."""
+    from penstock.cli.pipeline_view import open_board, seen_one
+    from penstock.spark.pipelines.status import State, wish_stop
+
+    with open_board(bootstrap, properties) as board:
+        found = seen_one(board, name)
+        if found.state.is_over:
+            note(f"{name} does not run: it is {found.state.value}")
+            return
+        wish_stop(board, name, uuid.uuid4().hex)
+        deadline = time.monotonic() + timeout_s
+        while not found.state.is_over:
+            if time.monotonic() > deadline:
+                raise Failure(
+                    f"{name} has not stopped within {timeout_s:g} s",
+                    hint=f"it will when its batch is done; `penstock pipeline status {name}` shows it",
+                )
+            time.sleep(LOOK_EVERY_S)
+            found = seen_one(board, name)
+        if found.state is State.LOST:
+            raise Failure(f"{name} is not heard of any more: whoever ran it is gone")
+        note(f"{name} {found.state.value}")
+
+
+@app.command("reset")
+def reset(
+    name: Name,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="WHERE",
+            help='earliest, latest, a time (ISO 8601, milliseconds, or an age such as 15m), or {"topic": {"0": 23}}.',
+        ),
+    ] = "earliest",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    yes: Yes = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    properties: Properties = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Let a pipeline that does not run begin anew somewhere else, with a new checkpoint.
+
+    Records waiting in its retry topics stay where they are. Shows the plan first and asks before it changes anything.
+    """
+    from penstock.cli.pipeline_reset import reset_pipeline
+    from penstock.cli.pipeline_view import open_board
+
+    with open_board(bootstrap, properties) as board:
+        reset_pipeline(board, name, to, dry_run=dry_run, yes=yes, as_json=as_json)

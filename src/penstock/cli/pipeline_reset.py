@@ -1,0 +1,142 @@
+"""`penstock pipeline reset`: another generation of a pipeline, which begins where it is told to."""
+
+import json
+import time
+from typing import Any
+
+from penstock.cli.failure import WRONG_USAGE, Failure
+from penstock.cli.output import confirm, note, print_json, print_table
+from penstock.cli.pipeline_view import Seen, seen_one
+from penstock.cli.positions import Anchor, Position, parse_timestamp
+from penstock.client.cluster import Cluster
+from penstock.client.letters import is_letter_topic
+from penstock.client.metadata import Place
+from penstock.client.positions import EARLIEST, LATEST, commit, committed, list_offsets
+from penstock.spark.concluding import settle
+from penstock.spark.option_values import OptionError, numbers_by_place
+from penstock.spark.pipelines.board import Board
+from penstock.spark.pipelines.status import Generation, generation_of, write_generation
+from penstock.spark.progress import METADATA
+
+_WORDS = {"earliest": Anchor.BEGINNING, "latest": Anchor.END}
+
+
+def reset_pipeline(board: Board, name: str, to: str, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    target = _target(to)
+    seen = seen_one(board, name)
+    _refuse_running(seen)
+    if seen.status.group is None:
+        raise Failure(f"{name} is a job, which goes on where it left off; give it another id to begin anew")
+    current = _current(board.cluster, seen.status.group)
+    planned = _planned(board.cluster, current, target)
+    following = Generation(number=generation_of(board, name).number + 1, starting=_starting(target, planned))
+    plan = [
+        {"topic": topic, "partition": partition, "from": current.get((topic, partition)), "to": offset}
+        for (topic, partition), offset in sorted(planned.items())
+    ]
+    if plan and not as_json:
+        print_table(list(plan[0]), (list(row.values()) for row in plan))
+    if not dry_run:
+        confirm(f"Begin generation {following.number} of {name}?", yes=yes)
+        _apply(board, seen, planned, following)
+    if as_json:
+        document = {"pipeline": name, "generation": following.number, "applied": not dry_run}
+        print_json(document | {"partitions": plan})
+    else:
+        told = f"{name} begins generation {following.number} when it runs next"
+        note("nothing was changed (dry run)" if dry_run else told)
+
+
+def _refuse_running(seen: Seen) -> None:
+    if not seen.state.is_over:
+        name = seen.status.name
+        raise Failure(f"{name} is {seen.state.value}", hint=f"penstock pipeline stop {name}")
+
+
+def _target(text: str) -> Position | dict[Place, int]:
+    try:
+        if text.lstrip().startswith("{"):
+            return numbers_by_place("--to", text, least=EARLIEST)
+        if text.lower() in _WORDS:
+            return Position(_WORDS[text.lower()])
+        return Position(Anchor.TIMESTAMP, parse_timestamp(text, now_ms=int(time.time() * 1000)))
+    except OptionError as error:
+        raise Failure(str(error).removeprefix("option "), exit_code=WRONG_USAGE) from None
+    except ValueError as error:
+        raise Failure(f"--to: {error}; or earliest, or latest", exit_code=WRONG_USAGE) from None
+
+
+def _current(cluster: Cluster, group: str) -> dict[Place, int]:
+    """Where the group stands in all partitions of the topics that it has read and that are still there."""
+    found = {place: at.offset for place, at in committed(cluster, group, stable=False).items()}
+    there = cluster.topics({topic for topic, _ in found})
+    return {place: offset for place, offset in found.items() if place[0] in there}
+
+
+def _planned(
+    cluster: Cluster, current: dict[Place, int], target: Position | dict[Place, int]
+) -> dict[Place, int]:
+    """What waits in retry topics has been read from its own topic: it is neither left out nor done twice."""
+    topics = cluster.topics({topic for topic, _ in current})
+    places = [(name, part.index) for name, topic in topics.items() for part in topic.partitions]
+    kept = {place: current.get(place, EARLIEST) for place in places if is_letter_topic(place[0])}
+    moved = [place for place in places if place not in kept]
+    if isinstance(target, dict):
+        return _resolved(cluster, {**current, **_known(target, places)})
+    match target.anchor:
+        case Anchor.BEGINNING:
+            wanted = dict.fromkeys(moved, EARLIEST)
+        case Anchor.END:
+            wanted = dict.fromkeys(moved, LATEST)
+        case _:
+            wanted = dict.fromkeys(moved, target.value)
+            return _resolved(cluster, kept) | _at_time(cluster, wanted)
+    return _resolved(cluster, kept | wanted)
+
+
+def _known(target: dict[Place, int], places: list[Place]) -> dict[Place, int]:
+    unknown = sorted(set(target) - set(places))
+    if unknown and places:
+        named = ", ".join(f"{topic}[{partition}]" for topic, partition in unknown)
+        raise Failure(f"the pipeline does not read {named}", exit_code=WRONG_USAGE)
+    return target
+
+
+def _resolved(cluster: Cluster, wanted: dict[Place, int]) -> dict[Place, int]:
+    """With offsets for the ends of logs."""
+    edges = {place: at for place, at in wanted.items() if at < 0}
+    found = list_offsets(cluster, edges) if edges else {}
+    return wanted | {place: at.offset for place, at in found.items() if at is not None}
+
+
+def _at_time(cluster: Cluster, wanted: dict[Place, int]) -> dict[Place, int]:
+    found = list_offsets(cluster, wanted) if wanted else {}
+    late = {place: LATEST for place, at in found.items() if at is None}
+    return {place: at.offset for place, at in found.items() if at is not None} | _resolved(cluster, late)
+
+
+def _starting(target: Position | dict[Place, int], planned: dict[Place, int]) -> str:
+    """As `startingOffsets` takes it; a pipeline that has read nothing yet takes the words as they are."""
+    if planned:
+        return _offsets_json(planned)
+    if isinstance(target, dict):
+        return _offsets_json(target)
+    words = {anchor: word for word, anchor in _WORDS.items()}
+    return words.get(target.anchor, str(target.value))
+
+
+def _offsets_json(offsets: dict[Place, int]) -> str:
+    topics: dict[str, dict[str, Any]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        topics.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(topics)
+
+
+def _apply(board: Board, seen: Seen, planned: dict[Place, int], following: Generation) -> None:
+    """The queries of the old generation never run again: what they have decided is finished, all else is aborted."""
+    status = seen.status
+    assert status.group is not None
+    for query in status.queries:
+        settle(board.cluster, query)
+    write_generation(board, status.name, following)
+    commit(board.cluster, status.group, planned, metadata=METADATA)

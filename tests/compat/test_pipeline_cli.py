@@ -1,0 +1,248 @@
+"""`penstock pipeline list|status|stop|reset` of pipelines that others run: all that it takes is the board."""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.compat.confluent import publish
+from tests.compat.message import Message
+
+from penstock.client.cluster import Cluster
+from penstock.client.positions import commit, committed
+from penstock.client.settings import ConnectionSettings
+from penstock.spark.decisions import MicroBatch
+from penstock.spark.pipelines.board import Board
+from penstock.spark.pipelines.status import (
+    Counts,
+    Generation,
+    State,
+    Status,
+    Trouble,
+    add_counts,
+    generation_of,
+    statuses,
+    write_status,
+)
+from penstock.spark.pipelines.telling import Herald, RunningAlready, refuse_second
+from penstock.spark.progress import METADATA
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+@pytest.fixture
+def connect(bootstrap: str) -> Iterator[Callable[[], Cluster]]:
+    made = []
+
+    def connect() -> Cluster:
+        made.append(Cluster(ConnectionSettings.parse({"bootstrap.servers": bootstrap})))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def cluster(connect: Callable[[], Cluster]) -> Cluster:
+    return connect()
+
+
+@pytest.fixture
+def told(unique: Callable[[str], str], group: str) -> Status:
+    return Status(
+        name=unique("pipeline"),
+        state=State.RUNNING,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        master="local[2]",
+        source="orders",
+        sink="orders.clean",
+        delivery="exactly-once",
+        group=group,
+        checkpoint="/somewhere/1",
+        batch=4,
+        batch_ms=340,
+        rows_per_s=1203.6,
+        since_ms=now_ms(),
+        updated_ms=now_ms(),
+    )
+
+
+def test_status_tells_how_it_is_with_the_lag_as_it_is_now(
+    penstock: Any, answer: Any, cluster: Cluster, told: Status, topic: str, bootstrap: str
+) -> None:
+    assert told.group is not None
+    write_status(Board(cluster), replace(told, lag=99))
+    add_counts(cluster, told.name, MicroBatch("q", 4), Counts(rows_in=10, rows_out=7, retried=2, dead=1))
+    publish(bootstrap, topic, [Message(value=b"x")] * 5)
+    commit(cluster, told.group, {(topic, 0): 2}, metadata=METADATA)
+    document = answer("pipeline", "status", told.name)
+    assert document["state"] == "running"
+    assert document["lag"] == 3
+    assert document["rows"] == {"in": 10, "out": 7, "retried": 2, "dead": 1, "skipped": 0}
+    text, _ = penstock("pipeline", "status", told.name)
+    assert "10 in, 7 out, 2 retried, 1 dead" in text
+    assert "4, in 0.34 s" in text
+    [row] = [line for line in penstock("pipeline", "list")[0].splitlines() if told.name in line]
+    assert row.split()[1:10] == ["running", "orders", "orders.clean", "1204", "3", "10", "7", "2", "1"]
+    assert [each["name"] for each in answer("pipeline", "list") if each["name"] == told.name] == [told.name]
+
+
+def test_who_does_not_tell_any_more_is_lost(
+    penstock: Any, answer: Any, cluster: Cluster, told: Status
+) -> None:
+    silent = replace(told, updated_ms=now_ms() - 60_000, error=Trouble(kind="ValueError", message="no"))
+    write_status(Board(cluster), silent)
+    assert answer("pipeline", "status", told.name)["state"] == "lost"
+    assert "ValueError: no" in penstock("pipeline", "status", told.name)[0]
+    assert "does not run: it is lost" in penstock("pipeline", "stop", told.name)[1]
+
+
+def test_an_unknown_name_is_a_sentence(penstock: Any, cluster: Cluster, told: Status) -> None:
+    write_status(Board(cluster), told)
+    for verb in ("status", "stop", "reset"):
+        _, complaint = penstock("pipeline", verb, told.name + "x", code=1)
+        assert complaint == (
+            f"error: there is no pipeline {told.name}x\n       did you mean {told.name}?\n"
+        ), verb
+
+
+def test_stop_reaches_whoever_runs_it_and_waits(
+    penstock: Any, cluster: Cluster, connect: Callable[[], Cluster], told: Status
+) -> None:
+    wished = threading.Event()
+    herald = Herald(connect(), told, on_stop=lambda _: wished.set())
+    herald.start()
+
+    def obey() -> None:
+        assert wished.wait(20)
+        herald.finish(state=State.STOPPED)
+
+    obeying = threading.Thread(target=obey)
+    obeying.start()
+    _, words = penstock("pipeline", "stop", told.name)
+    obeying.join()
+    assert words == f"{told.name} stopped\n"
+    assert statuses(Board(cluster))[told.name].state is State.STOPPED
+    assert "does not run: it is stopped" in penstock("pipeline", "stop", told.name)[1]
+
+
+def test_stop_does_not_wait_for_ever(penstock: Any, connect: Callable[[], Cluster], told: Status) -> None:
+    herald = Herald(connect(), told, on_stop=lambda _: None)
+    herald.start()
+    assert (
+        "has not stopped within 0.1 s"
+        in penstock("pipeline", "stop", told.name, "--timeout", "0.1", code=1)[1]
+    )
+    herald.finish(state=State.STOPPED)
+
+
+def test_a_second_runner_is_refused_while_the_first_is_heard_of(cluster: Cluster, told: Status) -> None:
+    board = Board(cluster)
+    elsewhere = replace(told, host="elsewhere", pid=7)
+    assert refuse_second(board, told, now_ms=now_ms()) is None
+    write_status(board, elsewhere)
+    with pytest.raises(RunningAlready, match=r"runs already on elsewhere \(process 7\)"):
+        refuse_second(board, told, now_ms=now_ms())
+    assert refuse_second(board, told, now_ms=now_ms() + 60_000) == elsewhere
+    write_status(board, replace(elsewhere, state=State.FAILED))
+    assert refuse_second(board, told, now_ms=now_ms()) is not None
+    # One that was killed on this very machine is gone at once.
+    write_status(board, replace(told, pid=2**22 + 1))
+    assert refuse_second(board, told, now_ms=now_ms()) is not None
+
+
+def test_who_is_overtaken_stops_and_says_no_more(
+    cluster: Cluster, connect: Callable[[], Cluster], told: Status
+) -> None:
+    overtaken, reasons = threading.Event(), list[str]()
+    herald = Herald(connect(), told, on_stop=lambda why: (reasons.append(why), overtaken.set()))
+    herald.start()
+    write_status(Board(cluster), replace(told, host="elsewhere", pid=7))
+    assert overtaken.wait(20)
+    assert "another runner on elsewhere (process 7)" in reasons[0]
+    herald.finish(state=State.STOPPED)
+    assert statuses(Board(cluster))[told.name].state is State.RUNNING
+
+
+def test_reset_begins_another_generation(
+    penstock: Any, answer: Any, cluster: Cluster, told: Status, new_topic: Callable[..., str], bootstrap: str
+) -> None:
+    assert told.group is not None
+    source, board, base_ms = new_topic(), Board(cluster), now_ms() - 10_000
+    penstock("topic", "create", f"{source}.retry.1")
+    publish(bootstrap, source, [Message(value=b"x", timestamp_ms=base_ms + 1_000 * n) for n in range(5)])
+    publish(bootstrap, f"{source}.retry.1", [Message(value=b"x")] * 3)
+    positions = {(source, 0): 4, (f"{source}.retry.1", 0): 1}
+    commit(cluster, told.group, positions, metadata=METADATA)
+
+    write_status(board, told)
+    assert penstock("pipeline", "reset", told.name, "--yes", code=1)[1] == (
+        f"error: {told.name} is running\n       penstock pipeline stop {told.name}\n"
+    )
+    write_status(board, replace(told, state=State.STOPPED))
+    add_counts(cluster, told.name, MicroBatch("q", 0), Counts(rows_in=4))
+    assert "needs a confirmation" in penstock("pipeline", "reset", told.name, code=2)[1]
+
+    # Where retries wait is where they are taken up again.
+    dry = answer("pipeline", "reset", told.name, "--to", "latest", "--dry-run")
+    assert dry == {
+        "pipeline": told.name, "generation": 2, "applied": False,
+        "partitions": [
+            {"topic": source, "partition": 0, "from": 4, "to": 5},
+            {"topic": f"{source}.retry.1", "partition": 0, "from": 1, "to": 1},
+        ],
+    }  # fmt: skip
+    assert generation_of(board, told.name) == Generation()
+
+    answer("pipeline", "reset", told.name, "--to", str(base_ms + 2_000), "--yes")
+    now = {place: at.offset for place, at in committed(cluster, told.group).items()}
+    assert now == {(source, 0): 2, (f"{source}.retry.1", 0): 1}
+    found = generation_of(board, told.name)
+    assert found.number == 2
+    assert json.loads(found.starting or "") == {source: {"0": 2}, f"{source}.retry.1": {"0": 1}}
+    assert answer("pipeline", "status", told.name)["rows"]["in"] == 0
+
+    answer("pipeline", "reset", told.name, "--to", json.dumps({source: {"0": 1}}), "--yes")
+    assert json.loads(generation_of(board, told.name).starting or "")[source] == {"0": 1}
+    assert generation_of(board, told.name).number == 3
+
+
+@pytest.mark.parametrize(
+    ("where", "complaint"),
+    [
+        ("soon", "'soon' is no point in time"),
+        ('{"orders": 5}', "must look like"),
+        ('{"nowhere": {"0": 5}}', "does not read nowhere[0]"),
+    ],
+)
+def test_reset_to_nowhere_is_wrong_usage(
+    penstock: Any, cluster: Cluster, told: Status, topic: str, where: str, complaint: str
+) -> None:
+    assert told.group is not None
+    write_status(Board(cluster), replace(told, state=State.STOPPED))
+    commit(cluster, told.group, {(topic, 0): 0}, metadata=METADATA)
+    assert complaint in penstock("pipeline", "reset", told.name, "--to", where, "--yes", code=2)[1]
+
+
+def test_the_group_of_a_query_is_not_moved_behind_its_back(
+    penstock: Any, cluster: Cluster, topic: str, group: str
+) -> None:
+    for name, hint in [
+        (f"penstock-pipeline-{group}", f"penstock pipeline reset {group}"),
+        (group, "checkpoint"),
+    ]:
+        commit(cluster, name, {(topic, 0): 0}, metadata=METADATA)
+        _, complaint = penstock("group", "reset", name, "--to-latest", "--yes", code=1)
+        assert "moving it would not move the query" in complaint
+        assert hint in complaint
+    commit(cluster, group + "-plain", {(topic, 0): 0})
+    penstock("group", "reset", group + "-plain", "--to-latest", "--yes")
