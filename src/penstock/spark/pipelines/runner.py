@@ -105,7 +105,7 @@ def _assembled(spark: Any, pipeline: Pipeline, run: RunSettings) -> Sequence[Any
 
 
 class Runner:
-    """Of one pipeline or job, once, in the main thread."""
+    """Of one pipeline or job, once: in the main thread, or in any other with a session that is given."""
 
     def __init__(
         self,
@@ -116,7 +116,9 @@ class Runner:
         note: Callable[[str], None],
         start: Start = _assembled,
         chance: random.Random | None = None,
+        spark: Any = None,
     ) -> None:
+        """A session that is given is the caller's, who may run several pipelines in it, and is not ended here."""
         self._runnable = runnable
         self._launch = launch
         self._listener = listener
@@ -126,7 +128,8 @@ class Runner:
         self._stopping = Stopping()
         self._failures = 0
         self._restarts = 0
-        self._spark: Any = None
+        self._spark: Any = spark
+        self._is_own_session = spark is None
         self._backlog: Backlog | None = None
 
     def run(self) -> Outcome:
@@ -143,6 +146,10 @@ class Runner:
             self._listener(self._herald.status)
             self._close(outcome)
         return outcome
+
+    def stop(self, reason: str) -> None:
+        """Between two batches; may be called by any thread, and does not wait for the end."""
+        self._stopping.want(reason)
 
     def _begin(self, board: Board) -> None:
         name = self._runnable.name
@@ -166,7 +173,7 @@ class Runner:
     def _close(self, outcome: Outcome) -> None:
         """A server of Spark Connect goes on without us; a Spark of our own ends."""
         is_cut_short = outcome.trouble is _CUT_SHORT
-        if self._spark is not None and not is_cut_short and not forget_dead():
+        if self._is_own_session and self._spark is not None and not is_cut_short and not forget_dead():
             self._spark.stop()
 
     # Again and again
