@@ -1,0 +1,71 @@
+"""The sink with one of its safeguards taken out: worlds with enough seeds must notice each."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+from deltalake import DeltaTable
+
+from penstock.spark.archive import sink
+from penstock.spark.archive.ends import Ends
+from penstock.spark.archive.tables import Table
+
+
+def _no_lookup() -> Any:
+    """Nobody asks whether the table has the batch."""
+    return mock.patch.object(Table, "has", return_value=False)
+
+
+def _no_ends() -> Any:
+    """Nobody asks how far the table has come."""
+    return mock.patch.object(Table, "ends", return_value=Ends())
+
+
+def _fresh_handle() -> Any:
+    """The commit is made from a handle that nobody has looked at."""
+    real = Table.append
+
+    def append(self: Table, *args: Any, **kwargs: Any) -> None:
+        self.handle = DeltaTable(self.location.uri)
+        real(self, *args, **kwargs)
+
+    return mock.patch.object(Table, "append", append)
+
+
+def _old_files() -> Any:
+    """After a conflict the same files are committed, whatever others have committed meanwhile."""
+    return mock.patch.object(sink.DeltaSink, "_write_files", _once(sink.DeltaSink._write_files))
+
+
+def _once(real: Callable[..., Any]) -> Callable[..., Any]:
+    known: dict[int, Any] = {}
+
+    def write_files(self: Any, rows: Any, ends: Any) -> Any:
+        if id(rows) not in known:
+            known[id(rows)] = (rows, real(self, rows, ends))
+        return known[id(rows)][1]
+
+    return write_files
+
+
+def _ends_of_rows() -> Any:
+    """Ends are those of the rows, not of the batch."""
+    real = sink.DeltaSink._commit
+
+    def commit(self: Any, table: Any, batch: Any, told: Any, ends: Any, span: Any) -> None:
+        real(self, table, batch, told, ends, None)
+
+    return mock.patch.object(sink.DeltaSink, "_commit", commit)
+
+
+#: Those that are noticed only where the table knows how far a topic has come, or only where it does not.
+WITH_TOPIC: dict[str, Callable[[], Any]] = {
+    "no ends": _no_ends,
+    "commit from a fresh handle": _fresh_handle,
+    "old files": _old_files,
+    "ends of rows": _ends_of_rows,
+}
+WITHOUT_TOPIC: dict[str, Callable[[], Any]] = {
+    "no look-up": _no_lookup,
+    "commit from a fresh handle": _fresh_handle,
+}

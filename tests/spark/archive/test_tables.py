@@ -1,0 +1,241 @@
+"""Commits: a batch once, ends that outlive the log, rows that fit, files that are joined and swept."""
+
+import json
+import os
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, StructType
+from tests.spark.archive.lake import FIRST_DAY, SCHEMA, Frame, note_offsets, record_batch, rows_in
+
+from penstock.spark.archive.ends import Ends
+from penstock.spark.archive.errors import ArchiveError, GapError, Overtaken, SchemaChanged
+from penstock.spark.archive.location import Location
+from penstock.spark.archive.sink import DeltaSink
+from penstock.spark.archive.tables import Table
+from penstock.spark.archive.upkeep import Joining, SizedFile, join, next_joining, sweep
+from penstock.spark.decisions import MicroBatch
+from penstock.spark.offsets import Position
+from penstock.spark.pipelines.settings import RunSettings
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return tmp_path / "lake with space"
+
+
+def sink_of(lake, **settings):
+    return DeltaSink(str(lake), **{"topic": "orders", **settings})
+
+
+def archive(sink, number, *batches, query="q", schema=SCHEMA):
+    sink.write(Frame([list(batches)], schema), MicroBatch(query, number))
+
+
+def opened(lake):
+    return Table.open(Location.of(str(lake)))
+
+
+# Once
+
+
+def test_a_batch_that_is_there_is_not_read_again(lake):
+    sink = sink_of(lake, topic=None)
+    archive(sink, 0, record_batch(0, range(5)))
+    archive(sink_of(lake, topic=None), 0, record_batch(0, range(5)))
+    assert rows_in(lake) == [(0, offset) for offset in range(5)]
+
+
+def test_another_query_goes_on_where_the_table_ends(lake):
+    archive(sink_of(lake), 0, record_batch(0, range(5)), query="a")
+    archive(sink_of(lake), 0, record_batch(0, range(8)), query="b")
+    assert rows_in(lake) == [(0, offset) for offset in range(8)]
+    assert opened(lake).ends("orders") == Ends({0: 8})
+
+
+def test_only_the_next_version_after_the_one_looked_at_is_committed(lake):
+    archive(sink_of(lake), 0, record_batch(0, range(5)))
+    table, other = opened(lake), opened(lake)
+    other.append([], MicroBatch("elsewhere", 0), {}, {})
+    with pytest.raises(Overtaken):
+        table.append([], MicroBatch("q", 1), {}, {})
+    table.look()
+    table.append([], MicroBatch("q", 1), {}, {})
+    assert table.has(MicroBatch("q", 1))
+
+
+def test_ends_outlive_the_commits_that_told_them(lake):
+    sink = sink_of(lake)
+    archive(sink, 0, record_batch(0, range(5)), record_batch(2, range(3)))
+    archive(sink, 1, record_batch(0, range(5, 6)))
+    opened(lake).handle.create_checkpoint()
+    for file in (lake / "_delta_log").glob("*.json"):
+        file.unlink()
+    table = opened(lake)
+    assert table.ends("orders") == Ends({0: 6, 2: 3})
+    assert table.has(MicroBatch("q", 1))
+    assert not table.has(MicroBatch("q", 2))
+    assert table.properties["penstock.topic"] == "orders"
+
+
+def test_a_commit_tells_people_where_it_ends(lake):
+    sink = sink_of(lake)
+    archive(sink, 0, record_batch(0, range(5)), record_batch(1, range(2)))
+    (told, *_) = DeltaTable(str(lake)).history(1)
+    told = told["penstock"] if isinstance(told["penstock"], dict) else json.loads(told["penstock"])
+    assert told["ends"] == {"0": 5, "1": 2}
+    assert (told["topic"], told["query"], told["batch"]) == ("orders", "q", 0)
+
+
+# From where to where
+
+
+def test_ends_are_those_of_the_batch_and_not_of_its_last_row(lake, tmp_path):
+    sink = with_checkpoint(sink_of(lake), tmp_path, {0: 9, 1: 0})
+    archive(sink, 0, record_batch(0, range(5)))
+    assert opened(lake).ends("orders") == Ends({0: 9, 1: 0})
+
+
+def test_a_batch_without_rows_moves_the_ends(lake, tmp_path):
+    archive(sink_of(lake), 0, record_batch(0, range(5)))
+    archive(with_checkpoint(sink_of(lake), tmp_path, {0: 7}), 0, query="b")
+    assert opened(lake).ends("orders") == Ends({0: 7})
+
+
+def test_a_query_that_would_leave_a_hole_is_refused(lake, tmp_path):
+    archive(sink_of(lake), 0, record_batch(0, range(5)))
+    sink = with_checkpoint(sink_of(lake), tmp_path, {0: 9}, since={0: 7})
+    with pytest.raises(GapError, match=r"ends at offset 5 of orders\[0\].* goes on at 7"):
+        archive(sink, 0, record_batch(0, range(7, 9)), query="b")
+    assert len(rows_in(lake)) == 5
+
+
+def test_a_new_table_begins_anywhere(lake, tmp_path):
+    sink = with_checkpoint(sink_of(lake), tmp_path, {0: 9}, since={0: 7})
+    archive(sink, 0, record_batch(0, range(7, 9)))
+    assert rows_in(lake) == [(0, 7), (0, 8)]
+
+
+def with_checkpoint(sink, folder, ends, since=None):
+    position = Position.of({("orders", each): end for each, end in ends.items()}, {"orders": None})
+    if since is not None:
+        first = Position.of({("orders", each): end for each, end in since.items()}, {"orders": None})
+        position = first.as_initial().following(position.topics)
+    note_offsets(folder / "checkpoint", 0, position)
+    sink._run = RunSettings(bootstrap="unused", checkpoint=str(folder / "checkpoint"))
+    return sink
+
+
+def test_a_table_of_another_topic_is_refused(lake):
+    archive(sink_of(lake), 0, record_batch(0, range(5)))
+    with pytest.raises(ArchiveError, match="an archive of topic orders"):
+        archive(sink_of(lake, topic="payments"), 0, record_batch(0, range(5)))
+
+
+def test_a_topic_that_was_made_anew_is_refused(lake):
+    first, second = sink_of(lake), sink_of(lake)
+    first._topic_id, second._topic_id = "one", "two"
+    archive(first, 0, record_batch(0, range(5)))
+    with pytest.raises(ArchiveError, match="deleted and created anew"):
+        archive(second, 0, record_batch(0, range(5)))
+
+
+def test_rows_that_do_not_tell_which_records_they_are_are_refused(lake):
+    schema = StructType([StructField("value", StringType())])
+    with pytest.raises(ArchiveError, match="need a column _partition of type int"):
+        archive(sink_of(lake), 0, schema=schema)
+
+
+# Columns
+
+
+def with_column(batch, name, values):
+    import pyarrow as pa
+
+    return batch.append_column(name, pa.array(values))
+
+
+def test_new_columns_make_the_table_wider(lake):
+    sink = sink_of(lake)
+    archive(sink, 0, record_batch(0, range(2)))
+    wider = StructType([*SCHEMA.fields, StructField("price", DoubleType(), False)])
+    archive(sink, 1, with_column(record_batch(0, range(2, 4)), "price", [1.5, 2.5]), schema=wider)
+    # Who has the schema of before writes on.
+    archive(sink_of(lake), 2, record_batch(0, range(4, 5)))
+    rows = opened(lake).handle.to_pyarrow_table().sort_by("_offset")
+    assert rows.column("price").to_pylist() == [None, None, 1.5, 2.5, None]
+
+
+@pytest.mark.parametrize(
+    ("field", "sentence"),
+    [
+        (
+            StructField("value", IntegerType()),
+            "column value of table .* is string, and new rows have integer",
+        ),
+        (StructField("Value", StringType()), "a column value, and new rows one named Value"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(lake, field, sentence):
+    sink = sink_of(lake)
+    archive(sink, 0, record_batch(0, range(2)))
+    schema = StructType([field, *SCHEMA.fields[1:]])
+    with pytest.raises(SchemaChanged, match=sentence):
+        archive(sink, 1, schema=schema)
+
+
+# Upkeep
+
+
+def test_files_of_a_growing_day_are_joined_by_size():
+    small = [SizedFile("today", 100_000)] * 8
+    assert next_joining(small[:7], 128 * MB, ["today"]) is None
+    assert next_joining(small, 128 * MB, ["today"]) == Joining(value="today", target_bytes=2 * MB)
+    middle = [SizedFile("today", 2 * MB)] * 8
+    assert next_joining(middle, 128 * MB, ["today"]) == Joining(value="today", target_bytes=16 * MB)
+    assert next_joining([SizedFile("today", 70 * MB)] * 20, 128 * MB, ["today"]) is None
+
+
+def test_files_of_a_finished_day_are_joined_for_good():
+    files = [SizedFile("then", 10 * MB), SizedFile("then", 30 * MB), SizedFile("today", 1)]
+    assert next_joining(files, 128 * MB, ["today"]) == Joining(value="then", target_bytes=128 * MB)
+    assert next_joining(files[1:], 128 * MB, ["today"]) is None
+
+
+def test_joined_files_hold_the_same_rows_and_the_table_ends_where_it_did(lake):
+    sink = sink_of(lake)
+    for number in range(5):
+        days = [FIRST_DAY, FIRST_DAY + 1]
+        archive(sink, number, record_batch(0, range(2 * number, 2 * number + 2), days))
+    table = opened(lake)
+    assert join(table, Joining(value="2024-10-04", target_bytes=128 * MB)) == 4
+    assert [each.startswith("day=2024-10-04") for each in table.paths()].count(True) == 1
+    assert rows_in(lake) == [(0, offset) for offset in range(10)]
+    assert table.ends("orders") == Ends({0: 10})
+    # A writer that looked before goes on afterwards.
+    archive(sink, 5, record_batch(0, range(10, 11)))
+    assert len(rows_in(lake)) == 11
+
+
+def test_leftovers_are_swept_when_they_are_old(lake):
+    sink = sink_of(lake)
+    archive(sink, 0, record_batch(0, range(5)))
+    old, new = (lake / "day=2024-10-04" / name for name in ("old.parquet", "new.parquet"))
+    for path in (old, new):
+        path.write_bytes(b"an attempt that came to nothing")
+    os.utime(old, (1, 1))
+    table = opened(lake)
+    assert sweep(table, keep_hours=24) == 1
+    assert (old.exists(), new.exists()) == (False, True)
+    archive(sink, 1, record_batch(0, range(5, 6)))
+    assert len(rows_in(lake)) == 6
+
+
+def test_what_cannot_be_tidied_up_does_not_fail_the_batch(lake, monkeypatch, caplog):
+    sink = sink_of(lake)
+    monkeypatch.setattr(DeltaTable, "vacuum", lambda *_, **__: (_ for _ in ()).throw(OSError("disk on fire")))
+    archive(sink, 0, record_batch(0, range(5)))
+    assert "disk on fire" in caplog.text
+    assert len(rows_in(lake)) == 5
