@@ -22,15 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.brokers import BrokerProcess
-from tests.spark.sink.ambushed import AFTER_COMMIT, POINTS, kill_session
+from tests.spark.sink.ambushed import AFTER_COMMIT, WRITER_POINTS, kill_session
 from tests.spark.sink.mutations import MUTATIONS
 from tests.spark.sink.readers import await_rest, committed_numbers
-from tests.spark.sink.standalone import Standalone
 from tests.spark.sink.world import World
 from tests.spark.source.topics import Topics
+from tests.spark.standalone import Standalone
 
 ROWS_PER_BATCH, PARTITIONS = 60, 3
 RUN_TIMEOUT_S = 180.0
+#: Where drivers and tasks die.
+POINTS = ("before planning", "after planning", *WRITER_POINTS, AFTER_COMMIT)
 #: How often a point is come to before the driver dies there, at most.
 COUNTS = {"task begun": 4, "task prepared": 4, "between two ends": 4}
 SPECULATION = {
@@ -137,7 +139,7 @@ class Campaign:
 
 
 def kills(arguments: Any, chance: random.Random) -> None:
-    points = [*POINTS, AFTER_COMMIT]
+    points = list(POINTS)
     with tempfile.TemporaryDirectory(prefix="sink-campaign-") as name:
         settings = {"transaction.two.phase.commit.enable": str(chance.random() < 0.5).lower()}
         broker = BrokerProcess(Path(name) / "broker", settings).start()
@@ -198,7 +200,7 @@ def _first_flaw(topics: Topics, seeds: range, mutation: str | None) -> str | Non
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=0)
-    parser.add_argument("--point", choices=[*POINTS, AFTER_COMMIT], help="only this one")
+    parser.add_argument("--point", choices=POINTS, help="only this one")
     parser.add_argument("--speculation", action="store_true", help="on a small cluster that speculates")
     parser.add_argument("--second-driver", action="store_true", help="always start a second one")
     parser.add_argument("--worlds", type=int, default=0)

@@ -1,0 +1,146 @@
+"""Spark in processes of its own, from the pip package: a small cluster, and a server for Spark Connect.
+
+The cluster has a master and two workers that look like two machines: Spark starts a twin of a slow task only on another
+machine than the task's own.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyspark
+from tests.clusters import free_address
+from tests.waiting import eventually
+
+from penstock.spark.java import find_java, home_for_spark
+
+MASTER_HOST, WORKER_HOSTS = "127.0.0.1", ("127.0.0.2", "127.0.0.3")
+START_S = 90.0
+STOP_S = 30.0
+_DAEMON_MEMORY = "256m"
+
+
+class Standalone:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._address = free_address(MASTER_HOST)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def master(self) -> str:
+        return "spark://{}:{}".format(*self._address)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """For drivers, who find the cluster on loopback and start small executors there."""
+        return {
+            "spark.driver.bindAddress": MASTER_HOST,
+            "spark.driver.host": MASTER_HOST,
+            "spark.executor.memory": "512m",
+            "spark.python.daemon.module": "penstock.spark.daemon",
+            **{f"spark.executorEnv.{name}": value for name, value in code_path().items()},
+        }
+
+    def start(self) -> "Standalone":
+        host, port = self._address
+        try:
+            self._launch("master.Master", "--host", host, "--port", str(port))
+            for host in WORKER_HOSTS:
+                resources = ("--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / "work"))
+                self._launch("worker.Worker", "--host", host, *resources, self.master)
+            eventually(self._is_complete, within_s=START_S, what="the registration of all workers")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _launch(self, kind: str, *arguments: str) -> None:
+        command = ["spark-class", f"org.apache.spark.deploy.{kind}", "--webui-port", "0", *arguments]
+        self._processes.append(launch(command, self._log, {"SPARK_DAEMON_MEMORY": _DAEMON_MEMORY}))
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "standalone.log"
+
+    def _is_complete(self) -> bool:
+        return self._log.read_text().count("Successfully registered with master") == len(WORKER_HOSTS)
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            end(process)
+
+
+class ConnectServer:
+    """One process that runs what is asked for over `sc://`: driver and tasks in one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / "connect.log"
+        self._port = free_address(MASTER_HOST)[1]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def master(self) -> str:
+        return f"sc://{MASTER_HOST}:{self._port}"
+
+    def start(self) -> "ConnectServer":
+        settings = {
+            "spark.connect.grpc.binding.address": MASTER_HOST,
+            "spark.connect.grpc.binding.port": str(self._port),
+            "spark.driver.bindAddress": MASTER_HOST,
+            "spark.driver.host": MASTER_HOST,
+            "spark.driver.memory": "1g",
+            "spark.master": "local[2,4]",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.ui.enabled": "false",
+        }
+        given = [word for item in settings.items() for word in ("--conf", "=".join(item))]
+        server = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+        self._process = launch(["spark-submit", *given, *server], self._log)
+        try:
+            eventually(self._is_started, within_s=START_S, what="the start of the Spark Connect server")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _is_started(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the Spark Connect server has ended:\n{self._log.read_text()[-3000:]}")
+        return "Spark Connect server started" in self._log.read_text()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            end(self._process)
+
+
+def launch(
+    command: list[str], log: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """A command of Spark's, which runs the same Java and the same Python as sessions of ours do."""
+    program = Path(pyspark.__file__).parent / "bin" / command[0]
+    given = {
+        **os.environ,
+        "JAVA_HOME": str(home_for_spark(find_java())),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_HOME": str(Path(pyspark.__file__).parent),
+        **(environment or {}),
+    }
+    with log.open("ab") as output:
+        return subprocess.Popen([str(program), *command[1:]], stdout=output, stderr=output, env=given)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def code_path() -> dict[str, str]:
+    """Where our code is, for processes that others start, if it is not installed."""
+    return {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
