@@ -9,38 +9,38 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from penstock.client.batches import BatchView, batches
+from penstock.client.batches import BatchView
 from penstock.client.cluster import Cluster
-from penstock.client.errors import ClientError, Fenced, OutOfRange, Refused
-from penstock.client.fetching import PartitionReader
+from penstock.client.errors import ClientError, Fenced, OutOfRange
 from penstock.client.grouping import by_topic
 from penstock.client.metadata import Place
-from penstock.client.positions import EARLIEST, CommittedOffset, committed, list_offsets
+from penstock.client.positions import CommittedOffset, committed
 from penstock.client.prepared import Prepared
 from penstock.client.producing import RawProducer
-from penstock.client.topics import NewTopic, create_topics
+from penstock.client.topics import NewTopic
 from penstock.protocol.compression import Codec
-from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import Record, decode_records, encode_batch, parse_end_marker
+from penstock.protocol.records import Record, encode_batch, parse_end_marker
+from penstock.spark import bookkeeping
 
-TOPIC: Final = "penstock-sink-decisions"
-_PLACE: Final[Place] = (TOPIC, 0)
+TOPIC: Final = bookkeeping.DECISIONS
+_PLACE: Final[Place] = bookkeeping.place_of(TOPIC)
 #: One small record for each query is kept, so segments that are compacted soon keep it short.
-_TOPIC_SETTINGS: Final = {
-    "cleanup.policy": "compact",
-    "min.cleanable.dirty.ratio": "0.1",
-    "segment.bytes": str(16 << 20),
-}
+_NEW_TOPIC: Final = NewTopic(
+    name=TOPIC,
+    partitions=1,
+    settings={
+        "cleanup.policy": "compact",
+        "min.cleanable.dirty.ratio": "0.1",
+        "segment.bytes": str(16 << 20),
+    },
+)
 #: What ids of queries do not have in them.
 NOT_IN_NAMES: Final = "/"
 _VERSION: Final = 1
-_RECORD_BYTES_MAX: Final = 64 << 20
-_WAIT_MS: Final = 500
 
 
 class SinkError(ClientError):
@@ -155,7 +155,7 @@ class Ledger:
 
     def take(self) -> int | None:
         """Fence whoever had the turn. Returns the last batch that is decided. Raises Unavailable, Refused."""
-        _ensure_topic(self.cluster)
+        bookkeeping.make_ready(self.cluster, _NEW_TOPIC)
         self._producer.init()
         return self.last_batch()
 
@@ -212,10 +212,10 @@ class Ledger:
     def _read(self, mark: Mark) -> Decision | None:
         """At that offset. It was committed together with the mark, so nobody else's open transaction is waited for."""
         try:
-            found = PartitionReader(self.cluster, TOPIC, None, 0).fetch(mark.offset, wait_ms=_WAIT_MS)
+            found = list(bookkeeping.views_at(self.cluster, TOPIC, mark.offset))
         except OutOfRange:
             return None
-        for view in batches(found.data):
+        for view in found:
             if view.header.base_offset <= mark.offset <= view.header.last_offset:
                 return next(self._ours([view]), None)
         return None
@@ -224,37 +224,24 @@ class Ledger:
         """The last one in the whole topic. All transactions of this query have ended, for ours is the turn."""
         last: Decision | None = None
         open_ones: dict[int, Decision | None] = {}
-        for view in self._everything():
+        for view in bookkeeping.views(self.cluster, TOPIC, bookkeeping.beginning_of(self.cluster, TOPIC)):
             producer_id = view.header.producer_id
             marker = parse_end_marker(view.data) if view.header.is_control else None
             if marker is not None:
                 if marker.producer_id in open_ones and marker.committed:
                     last = open_ones[marker.producer_id]
                 open_ones.pop(marker.producer_id, None)
-            elif not view.header.is_control:
-                for record in _records(view):
-                    if record.key == self.query.encode():
-                        open_ones[producer_id] = _decision(record)
+            for record in bookkeeping.records_of(view):
+                if record.key == self.query.encode():
+                    open_ones[producer_id] = _decision(record)
         return last
-
-    def _everything(self) -> Iterator[BatchView]:
-        reader = PartitionReader(self.cluster, TOPIC, None, 0)
-        start = list_offsets(self.cluster, {_PLACE: EARLIEST})[_PLACE]
-        position = start.offset if start is not None else 0
-        while True:
-            found = reader.fetch(position, wait_ms=0)
-            yield from batches(found.data)
-            if found.next_offset == position and position >= found.high_watermark:
-                return
-            position = found.next_offset
 
     def _ours(self, views: Iterable[BatchView]) -> Iterator[Decision]:
         for view in views:
-            if not view.header.is_control:
-                for record in _records(view):
-                    found = _decision(record) if record.key == self.query.encode() else None
-                    if found is not None:
-                        yield found
+            for record in bookkeeping.records_of(view):
+                found = _decision(record) if record.key == self.query.encode() else None
+                if found is not None:
+                    yield found
 
 
 def overtaken(batch: MicroBatch) -> SinkError:
@@ -264,21 +251,5 @@ def overtaken(batch: MicroBatch) -> SinkError:
     )
 
 
-def _records(view: BatchView) -> Sequence[Record]:
-    return decode_records(view.data, _RECORD_BYTES_MAX)
-
-
 def _decision(record: Record) -> Decision | None:
     return None if record.value is None else Decision.from_bytes(record.value)
-
-
-def _ensure_topic(cluster: Cluster) -> None:
-    with suppress(Refused):
-        cluster.topic(TOPIC)
-        return
-    try:
-        create_topics(cluster, [NewTopic(name=TOPIC, partitions=1, settings=_TOPIC_SETTINGS)])
-    except Refused as error:
-        if error.code is not ErrorCode.topic_already_exists:
-            raise
-        cluster.await_topic(TOPIC)

@@ -14,6 +14,7 @@ from penstock.client.metadata import Place, TopicInfo
 from penstock.client.positions import EARLIEST, LATEST, list_offsets
 from penstock.client.remedies import UNKNOWN_TOPIC
 from penstock.client.retrying import Deadline
+from penstock.spark.bookkeeping import OWN_TOPICS
 from penstock.spark.losses import Loss, report
 from penstock.spark.offsets import OffsetRange, Position, begin_of
 from penstock.spark.option_values import OptionError
@@ -53,7 +54,8 @@ class Discovery:
     def _look(self) -> Topics:
         wanted = self._options.subscription
         if wanted.pattern is not None:
-            self._topics = self._cluster.topics(re.compile(wanted.pattern))
+            found = self._cluster.topics(re.compile(wanted.pattern))
+            self._topics = {name: topic for name, topic in found.items() if name not in OWN_TOPICS}
         else:
             self._topics = self._cluster.topics(wanted.names or {topic for topic, _ in wanted.assigned})
         self._topics_age = Deadline(_TOPICS_AGE_MS_MAX)

@@ -24,9 +24,9 @@ _LOG: Final = logging.getLogger("penstock.spark")
 #: A batch does not wait longer than this for its group.
 _COMMIT_MS_MAX: Final = 5_000
 #: Brokers forget groups that have not been heard of for long, and the query may have nothing to read for weeks.
-_REPEAT_MS: Final = 600_000
+REPEAT_MS: Final = 600_000
 #: After a failure; every trigger in between would wait for the same one.
-_REST_MS: Final = 10_000
+REST_MS: Final = 10_000
 
 
 class Progress:
@@ -56,9 +56,9 @@ class Progress:
             commit(self._cluster, self._group, finished.offsets, metadata=METADATA)
         except ClientError as trouble:
             _LOG.warning("group %s does not show how far the query has come: %s", self._group, trouble)
-            self._told, self._rest = None, self._deadline(_REST_MS)
+            self._told, self._rest = None, self._deadline(REST_MS)
         else:
-            self._told, self._rest = finished, self._deadline(_REPEAT_MS)
+            self._told, self._rest = finished, self._deadline(REPEAT_MS)
 
     def close(self) -> None:
         self._cluster.close()

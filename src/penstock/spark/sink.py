@@ -6,8 +6,9 @@ each other is in the messages of tasks.
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from penstock.client.cluster import Cluster
 from penstock.client.prepared import Prepared
 from penstock.spark.concluding import conclude, finish_before, withdraw
 from penstock.spark.decisions import Ledger, MicroBatch, SinkError
@@ -27,7 +29,9 @@ from penstock.spark.reading import task_cluster
 from penstock.spark.sink_options import Contract, SinkOptions
 from penstock.spark.sink_rows import SinkColumns
 from penstock.spark.tasks import warn_of_unknown
+from penstock.spark.tickets import Ticket, fresh_ticket, redeem, this_attempt
 
+_LOG: Final = logging.getLogger("penstock.spark")
 #: Local properties of a job that is a batch of a streaming query.
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
@@ -38,6 +42,8 @@ class Written(WriterCommitMessage):  # type: ignore[misc, unused-ignore]
     """What a task tells the driver."""
 
     rows: int
+    #: With at-most-once: rows that were left out because another attempt may have written them.
+    skipped: int = 0
     #: With exactly-once.
     batch: MicroBatch | None = None
     prepared: Prepared | None = None
@@ -57,11 +63,12 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc, unused-ignore]
         self.options = options
         self.columns = columns
         self.batch = options.repeatable or MicroBatch(uuid.uuid4().hex, 0)
+        self.ticket = _ticket(options)
         if options.repeatable is not None:
             finish_before(task_cluster(options.connection), self.batch)
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        return _write(self.options, self.columns, lambda: self.batch, iterator)
+        return _write(self.options, self.columns, lambda: self.batch, self.ticket, iterator)
 
     @told_plainly()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -97,11 +104,13 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc, unused-ignore]
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc, unused-ignore]
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
+        """Called once for the tasks of each batch, and again for its commit. Raises Unavailable, Refused."""
         self.options = options
         self.columns = columns
+        self.ticket = _ticket(options)
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        return _write(self.options, self.columns, this_batch, iterator)
+        return _write(self.options, self.columns, this_batch, self.ticket, iterator)
 
     @told_plainly()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -121,16 +130,46 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc, unused-ig
             withdraw(ledger, batch, prepared_by(messages))
 
 
+def _ticket(options: SinkOptions) -> Ticket | None:
+    """What the attempts at each task know each other by."""
+    is_needed = options.contract is Contract.AT_MOST_ONCE
+    return fresh_ticket(task_cluster(options.connection)) if is_needed else None
+
+
 @told_plainly()
-def _write(options: SinkOptions, columns: SinkColumns, find_batch: Any, batches: Iterable[Any]) -> Written:
+def _write(
+    options: SinkOptions,
+    columns: SinkColumns,
+    find_batch: Callable[[], MicroBatch],
+    ticket: Ticket | None,
+    batches: Iterable[Any],
+) -> Written:
     from penstock.spark.writing import NAMES, write_at_least_once, write_exactly_once
 
     cluster = task_cluster(options.connection)
+    if ticket is not None:
+        return _write_at_most_once(cluster, options, columns, ticket, batches)
     if options.contract is not Contract.EXACTLY_ONCE:
         return Written(rows=write_at_least_once(cluster, options, columns, batches).rows)
     batch = find_batch()
     done = write_exactly_once(cluster, options, columns, batch, batches, name=NAMES.take(batch))
     return Written(rows=done.rows, batch=batch, prepared=done.prepared)
+
+
+def _write_at_most_once(
+    cluster: Cluster, options: SinkOptions, columns: SinkColumns, ticket: Ticket, batches: Iterable[Any]
+) -> Written:
+    from penstock.spark.writing import write_at_most_once
+
+    attempt = this_attempt()
+    own = ticket._replace(number=attempt.partition)
+    done = write_at_most_once(cluster, options, columns, batches, lambda: redeem(cluster, own, attempt))
+    if done.skipped:
+        _LOG.warning(
+            "attempt %d at task %d does not write its %d rows: another attempt may have",
+            *(attempt.attempt, attempt.partition, done.skipped),
+        )
+    return Written(rows=done.rows, skipped=done.skipped)
 
 
 def this_batch() -> MicroBatch:

@@ -49,7 +49,7 @@ _TIMEOUT_MS: Final = 900_000
 class Contract(Enum):
     """How often a row is written, whatever fails."""
 
-    #: The sink writes what it is given; the source is what gives nothing twice.
+    #: Attempts at a task that are not the first write nothing; a source with this contract gives nothing twice.
     AT_MOST_ONCE = "at-most-once"
     AT_LEAST_ONCE = "at-least-once"
     EXACTLY_ONCE = "exactly-once"

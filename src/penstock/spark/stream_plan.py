@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from penstock.client.cluster import Cluster
+from penstock.spark.claims import Claims
 from penstock.spark.discovery import Discovery
 from penstock.spark.offsets import OffsetRange, Position, TopicPosition, begin_of, ranges
 from penstock.spark.options import SourceOptions
 from penstock.spark.planning import is_enough, limit, split, waiting
 from penstock.spark.progress import Progress
+from penstock.spark.sink_options import Contract
+from penstock.spark.tickets import Ticket
+
+
+class Task(NamedTuple):
+    """What one task reads; with a ticket only if it is the first to redeem that."""
+
+    wanted: OffsetRange
+    ticket: Ticket | None = None
 
 
 class StreamPlan:
@@ -26,7 +37,10 @@ class StreamPlan:
         self._options = options
         self._cluster = Cluster(options.connection)
         self._discovery = Discovery(self._cluster, options)
-        self._progress = Progress(options.connection, options.group_id)
+        is_claiming = options.contract is Contract.AT_MOST_ONCE
+        # Who claims tells the group by that, and nothing else may move its positions.
+        self._progress = Progress(options.connection, None if is_claiming else options.group_id)
+        self._claims = Claims(self._cluster, options.group_id) if is_claiming and options.group_id else None
         self._clock = clock
         self._wall = wall
         self._last_batch_s: float | None = None
@@ -36,12 +50,15 @@ class StreamPlan:
         self.seen: Position | None = None
 
     def close(self) -> None:
+        if self._claims is not None:
+            self._claims.close()
         self._cluster.close()
         self._progress.close()
 
     def starting(self) -> Position:
         """Raises OptionError, DataLoss, Unavailable, Refused."""
-        return self._discovery.position(self._options.starting, self._discovery.topics()).as_initial()
+        found = self._discovery.position(self._options.starting, self._discovery.topics())
+        return (found if self._claims is None else self._claims.starting(found)).as_initial()
 
     def aim(self) -> None:
         """From now on, go as far as there is something to read at this moment, and no further."""
@@ -51,9 +68,11 @@ class StreamPlan:
     def next_end(self, start: Position, offsets_max: int | None, offsets_min: int | None) -> Position:
         """The end of the batch after `start`, which is the end of the last finished one; `start` to wait for more.
 
-        Raises DataLoss, Unavailable, Refused.
+        Raises DataLoss, ClaimError, Unavailable, Refused.
         """
         self._progress.tell(start)
+        if self._claims is not None:
+            self._claims.repeat()
         self.seen = self._discovery.latest(start)
         return start.following(self._next_topics(start, self.seen, offsets_max, offsets_min))
 
@@ -91,11 +110,17 @@ class StreamPlan:
         there = {place: max(begin, min(first[place], ends[place])) for place, begin in begins.items()}
         return Position.of(limit(there, ends, offsets_max), available.ids)
 
-    def tasks(self, start: Position, end: Position) -> list[OffsetRange]:
-        """Raises DataLoss, Unavailable, Refused."""
-        there = self._discovery.readable(ranges(start, end))
+    def tasks(self, start: Position, end: Position) -> list[Task]:
+        """Raises DataLoss, ClaimError, Unavailable, Refused."""
+        wanted = ranges(start, end)
+        if self._claims is None:
+            return [Task(each) for each in self._split(wanted)]
+        pieces = self._split(self._claims.cut(wanted))
+        return [Task(*each) for each in zip(pieces, self._claims.claim(pieces), strict=True)]
+
+    def _split(self, wanted: Sequence[OffsetRange]) -> list[OffsetRange]:
         return split(
-            there,
+            self._discovery.readable(wanted),
             partitions_min=self._options.partitions_min,
             records_max=self._options.partition_records_max,
         )

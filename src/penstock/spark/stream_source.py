@@ -67,7 +67,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     @told_plainly()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         tasks = self.plan.tasks(Position.from_json(start), Position.from_json(end))
-        return [RangePartition(each) for each in tasks]
+        return [RangePartition(each.wanted, each.ticket) for each in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_task(self.options, self.projection, partition)

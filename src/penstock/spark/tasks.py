@@ -13,6 +13,7 @@ from penstock.spark.options import SourceOptions
 from penstock.spark.plainly import told_plainly
 from penstock.spark.schemas import Projection
 from penstock.spark.sink_options import SinkOptions
+from penstock.spark.tickets import Ticket
 
 _LOG: Final = logging.getLogger("penstock.spark")
 
@@ -20,9 +21,10 @@ _LOG: Final = logging.getLogger("penstock.spark")
 class RangePartition(InputPartition):  # type: ignore[misc, unused-ignore]
     """One task's part of a read."""
 
-    def __init__(self, wanted: OffsetRange) -> None:
+    def __init__(self, wanted: OffsetRange, ticket: Ticket | None = None) -> None:
         super().__init__(wanted)
         self.wanted = wanted
+        self.ticket = ticket
 
 
 def read_task(options: SourceOptions, projection: Projection, partition: Any) -> Iterator[Any]:
@@ -32,9 +34,22 @@ def read_task(options: SourceOptions, projection: Projection, partition: Any) ->
     if not isinstance(partition, RangePartition):
         return
     with told_plainly():
+        if partition.ticket is not None and not _may_read(options, partition.ticket, partition.wanted):
+            return
         fit = projection.fit()
         for batch in read_range(options, partition.wanted, projection.columns):
             yield fit(batch)
+
+
+def _may_read(options: SourceOptions, ticket: Ticket, wanted: OffsetRange) -> bool:
+    from penstock.spark.reading import task_cluster
+    from penstock.spark.tickets import redeem, tell_skipped, this_attempt
+
+    cluster, attempt = task_cluster(options.connection), this_attempt()
+    if redeem(cluster, ticket, attempt):
+        return True
+    tell_skipped(cluster, ticket, wanted, attempt)
+    return False
 
 
 def warn_of_unknown(options: SourceOptions | SinkOptions) -> None:

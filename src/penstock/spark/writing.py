@@ -6,7 +6,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -29,6 +29,8 @@ class Attempt(NamedTuple):
 
     rows: int
     prepared: Prepared | None = None
+    #: Rows that this attempt does not write, because another one may have.
+    skipped: int = 0
 
 
 def write_at_least_once(
@@ -44,6 +46,23 @@ def write_at_least_once(
         count = _send(cluster, producer, options, columns, _before(first, rows))
         producer.flush()
     return Attempt(count)
+
+
+def write_at_most_once(
+    cluster: Cluster,
+    options: SinkOptions,
+    columns: SinkColumns,
+    batches: Iterable[pa.RecordBatch],
+    may_write: Callable[[], bool],
+) -> Attempt:
+    """Nothing where another attempt at this task may have written before. Raises as `write_at_least_once` does."""
+    rows = collected(batches)
+    first = next(rows, None)
+    if first is None:
+        return Attempt(0)
+    if not may_write():
+        return Attempt(0, skipped=first.num_rows + sum(each.num_rows for each in rows))
+    return write_at_least_once(cluster, options, columns, _before(first, rows))
 
 
 def write_exactly_once(

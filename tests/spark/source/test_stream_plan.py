@@ -39,7 +39,7 @@ def following(
 
 
 def spans(plan: StreamPlan, start: Position, end: Position) -> list[tuple[int, int, int]]:
-    return [(each.partition, each.start, each.end) for each in plan.tasks(start, end)]
+    return [each.wanted[2:] for each in plan.tasks(start, end)]
 
 
 def grown(plan: StreamPlan, start: Position) -> Position:

@@ -1,0 +1,311 @@
+"""What is given at most once, step by step. The broker is real, Spark is not needed."""
+
+import logging
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import pytest
+from tests.compat import confluent
+from tests.spark.source.topics import Topics
+from tests.waiting import eventually
+
+from penstock.client.errors import Unavailable
+from penstock.client.positions import committed
+from penstock.client.producing import RawProducer
+from penstock.client.retrying import Deadline
+from penstock.spark import claims as claims_module
+from penstock.spark.claims import ClaimError, Claims, skipped
+from penstock.spark.losses import DataLoss
+from penstock.spark.offsets import OffsetRange, Position
+from penstock.spark.progress import REPEAT_MS
+from penstock.spark.stream_plan import StreamPlan
+from penstock.spark.tickets import (
+    TaskAttempt,
+    Ticket,
+    fresh_ticket,
+    redeem,
+    refuse_speculation,
+    tell_skipped,
+    this_attempt,
+)
+
+Driver = Callable[..., StreamPlan]
+
+
+@pytest.fixture
+def driver(topics: Topics, group: str) -> Iterator[Driver]:
+    made = []
+
+    def make(topic: str, **options: str) -> StreamPlan:
+        given = {"startingOffsets": "earliest", "contract": "at-most-once", "kafka.group.id": group}
+        made.append(StreamPlan(topics.options(subscribe=topic, **given | options)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def spans(plan: StreamPlan, start: Position, end: Position) -> list[tuple[int, int, int]]:
+    return [each.wanted[2:] for each in plan.tasks(start, end)]
+
+
+def next_spans(plan: StreamPlan, start: Position) -> list[tuple[int, int, int]]:
+    return spans(plan, start, plan.next_end(start, None, None))
+
+
+def lost(topics: Topics, group: str) -> int:
+    with topics.cluster() as cluster:
+        return skipped(cluster, group)
+
+
+def claimed(topics: Topics, group: str) -> dict:
+    with topics.cluster() as cluster:
+        return {place: each.offset for place, each in committed(cluster, group).items()}
+
+
+# Drivers
+
+
+def test_batches_are_claimed_before_they_are_given(topics, driver, unique, group):
+    topic = topics.create(unique("t"), 2)
+    topics.count(topic, range(6))
+    topics.count(topic, range(3), partition=1)
+    plan = driver(topic)
+    start = plan.starting()
+    first = plan.next_end(start, 4, None)
+    assert claimed(topics, group) == {}, "nothing is claimed before it is planned"
+    assert sum(end - start for _, start, end in spans(plan, start, first)) == 4
+    assert claimed(topics, group) == first.offsets
+    second = plan.next_end(first, None, None)
+    assert claimed(topics, group) == first.offsets
+    assert sum(end - start for _, start, end in spans(plan, first, second)) == 5
+    assert claimed(topics, group) == second.offsets
+    assert plan.next_end(second, None, None) == second
+    assert lost(topics, group) == 0
+
+
+def test_a_batch_that_is_planned_again_gets_nothing_and_is_counted(topics, driver, unique, group, caplog):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(5))
+    plan = driver(topic)
+    start = plan.starting()
+    end = plan.next_end(start, None, None)
+    assert spans(plan, start, end) == [(0, 0, 5)]
+    topics.count(topic, range(2))
+    for _ in range(2):
+        again = driver(topic)
+        assert again.tasks(start, end) == []
+        assert "5 offsets were claimed before: they may have been lost" in caplog.text
+        assert lost(topics, group) == 5, "however often it is planned again"
+    assert next_spans(again, end) == [(0, 5, 7)]
+
+
+def test_a_driver_that_dies_in_its_claim_has_claimed_nothing(topics, driver, unique, group):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(5))
+    plan = driver(topic)
+    start = plan.starting()
+    end = plan.next_end(start, None, None)
+    with mock.patch.object(RawProducer, "end", side_effect=Unavailable("dead")), pytest.raises(Unavailable):
+        plan.tasks(start, end)
+    assert spans(driver(topic), start, end) == [(0, 0, 5)]
+    assert lost(topics, group) == 0
+
+
+def test_without_its_checkpoint_a_query_goes_on_behind_its_claims(topics, driver, unique, group):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(5))
+    plan = driver(topic)
+    first = plan.next_end(plan.starting(), 3, None)
+    assert spans(plan, plan.starting(), first) == [(0, 0, 3)]
+    assert next_spans(plan, first) == [(0, 3, 5)]
+    topics.count(topic, range(4))
+    anew = driver(topic)
+    assert anew.starting().offsets == {(topic, 0): 5}
+    assert next_spans(anew, anew.starting()) == [(0, 5, 9)]
+    assert lost(topics, group) == 2, "the first batch was over when the second was claimed"
+
+
+def test_a_topic_that_was_created_anew_is_read_from_its_beginning(topics, driver, unique, group):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(5))
+    plan = driver(topic)
+    assert next_spans(plan, plan.starting()) == [(0, 0, 5)]
+    topics.delete(topic)
+    topics.create(topic)
+    topics.count(topic, range(3))
+    anew = driver(topic)
+    assert next_spans(anew, anew.starting()) == [(0, 0, 3)]
+    assert claimed(topics, group) == {(topic, 0): 3}
+
+
+def test_of_two_drivers_the_older_one_stops(topics, driver, unique, group):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(5))
+    older, newer = driver(topic), driver(topic)
+    start = older.starting()
+    end = older.next_end(start, None, None)
+    left = older._claims.cut([OffsetRange(topic, end.ids[topic], 0, 0, 5)])
+    assert next_spans(newer, newer.starting()) == [(0, 0, 5)]
+    with pytest.raises(ClaimError, match=f"group {group}: another driver has begun to claim"):
+        older._claims.claim(left)
+    with pytest.raises(ClaimError, match="another driver"):
+        older.tasks(start, end)
+    topics.count(topic, range(1))
+    assert next_spans(newer, newer.next_end(end, None, None)) == []
+    assert next_spans(newer, end) == [(0, 5, 6)]
+
+
+def test_a_driver_that_is_idle_learns_that_it_was_replaced(topics, driver, unique, group):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(5))
+    now = [0.0]
+    older = Claims(
+        topics.cluster(), group, deadline=lambda timeout_ms: Deadline(timeout_ms, clock=lambda: now[0])
+    )
+    older.repeat()
+    older.claim(older.cut([OffsetRange(topic, None, 0, 0, 5)]))
+    newer = driver(topic)
+    newer.next_end(newer.starting(), None, None)
+    older.repeat()
+    now[0] += REPEAT_MS / 1000
+    with pytest.raises(ClaimError, match="another driver"):
+        older.repeat()
+
+
+def test_claims_are_repeated_lest_brokers_forget_them(topics, group, unique, caplog):
+    topic = topics.create(unique("t"))
+    now, told = [0.0], []
+    cluster = topics.cluster()
+    claims = Claims(cluster, group, deadline=lambda timeout_ms: Deadline(timeout_ms, clock=lambda: now[0]))
+    claims.repeat()
+    claims.claim(claims.cut([OffsetRange(topic, None, 0, 0, 5)]))
+    before = committed(cluster, group)
+    real = RawProducer.commit_offsets
+
+    def commits(self, group, offsets):
+        told.append(offsets)
+        real(self, group, offsets)
+
+    with mock.patch.object(RawProducer, "commit_offsets", commits):
+        for wait_s in (0, REPEAT_MS / 1000, 1):
+            now[0] += wait_s
+            claims.repeat()
+    assert told == [before]
+    assert committed(cluster, group) == before
+    now[0] += REPEAT_MS / 1000
+    with mock.patch.object(claims_module, "committed", side_effect=Unavailable("nobody is there")):
+        claims.repeat()
+    assert "could not be told again what is claimed: nobody is there" in caplog.text
+    assert claims.claim(claims.cut([OffsetRange(topic, None, 0, 0, 6)])), "it goes on all the same"
+    claims.close()
+    cluster.close()
+
+
+def test_a_group_with_members_is_refused(topics, driver, unique, group):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(3))
+    consumer = confluent.consumer(topics.bootstrap, group)
+    consumer.subscribe([topic])
+    try:
+        eventually(lambda: consumer.poll(0.1) is not None, what="a member")
+        plan = driver(topic)
+        with pytest.raises(ClaimError, match=f"group {group} has members of its own"):
+            next_spans(plan, plan.starting())
+    finally:
+        consumer.close()
+
+
+def test_what_is_gone_and_was_claimed_is_no_loss(topics, driver, unique):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(5))
+    plan = driver(topic)
+    start = plan.starting()
+    end = plan.next_end(start, None, None)
+    assert spans(plan, start, end) == [(0, 0, 5)]
+    topics.count(topic, range(5))
+    later = plan.next_end(end, None, None)
+    topics.trim(topic, 7)
+    assert driver(topic).tasks(start, end) == []
+    with pytest.raises(DataLoss, match=r"offsets 5 to 6"):
+        driver(topic).tasks(end, later)
+
+
+def test_a_query_that_reads_all_topics_does_not_read_the_books(topics, driver, unique, group):
+    prefix = unique("t")
+    topics.count(topics.create(prefix), range(3))
+    plan = driver(prefix)
+    assert next_spans(plan, plan.starting()) == [(0, 0, 3)]
+    options = {"subscribePattern": ".*", "startingOffsets": "earliest"}
+    every = StreamPlan(topics.options(**options)).starting()
+    assert prefix in every.topics
+    assert not [name for name in every.topics if name.startswith("penstock-")]
+
+
+# Tasks
+
+
+@pytest.fixture
+def cluster(topics: Topics):
+    with topics.cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def ticket(cluster, group) -> Ticket:
+    return fresh_ticket(cluster)._replace(group=group, number=3)
+
+
+def test_the_first_attempt_gets_all_and_others_nothing(cluster, ticket):
+    assert redeem(cluster, ticket, TaskAttempt(7, 2, 0))
+    assert not redeem(cluster, ticket, TaskAttempt(7, 2, 1)), "tried again"
+    assert not redeem(cluster, ticket, TaskAttempt(7, 2, 0)), "by another attempt at the stage"
+    assert redeem(cluster, ticket._replace(number=4), TaskAttempt(7, 3, 0)), "another task"
+    assert redeem(cluster, ticket._replace(batch="other"), TaskAttempt(7, 2, 1)), "another batch"
+
+
+@pytest.mark.parametrize("second", [TaskAttempt(8, 2, 0), TaskAttempt(7, 5, 0)])
+def test_a_second_evaluation_is_an_error_that_names_its_causes(cluster, ticket, second):
+    """Another stage: two actions. Another task of the same stage: one stream used twice."""
+    assert redeem(cluster, ticket, TaskAttempt(7, 2, 0))
+    with pytest.raises(ClaimError, match=r"read a second time.*two actions in foreachBatch.*localCheckpoint"):
+        redeem(cluster, ticket, second)
+    assert not redeem(cluster, ticket, TaskAttempt(7, 2, 1))
+
+
+def test_an_attempt_that_does_not_know_whether_it_was_heard_keeps_others_from_reading(cluster, ticket):
+    real = RawProducer.flush
+
+    def flushes_and_breaks(self):
+        real(self)
+        raise Unavailable("no answer")
+
+    with mock.patch.object(RawProducer, "flush", flushes_and_breaks), pytest.raises(Unavailable):
+        redeem(cluster, ticket, TaskAttempt(7, 2, 0))
+    assert not redeem(cluster, ticket, TaskAttempt(7, 2, 1))
+
+
+def test_a_claim_that_somebody_deleted_is_an_error(cluster, ticket):
+    with pytest.raises(ClaimError, match="somebody has deleted from that topic"):
+        redeem(cluster, ticket._replace(base=ticket.base + 1000), TaskAttempt(7, 2, 0))
+
+
+def test_what_attempts_did_not_get_is_counted(cluster, ticket, group, caplog):
+    wanted = OffsetRange("t", None, 0, 10, 14)
+    assert skipped(cluster, group) == 0
+    with caplog.at_level(logging.WARNING):
+        for attempt in (1, 2):
+            tell_skipped(cluster, ticket, wanted, TaskAttempt(7, 2, attempt))
+    assert "t[0] offsets 10 to 13 were given to another attempt at this task; attempt 1" in caplog.text
+    tell_skipped(cluster, ticket, wanted._replace(partition=1), TaskAttempt(7, 3, 1))
+    assert skipped(cluster, group) == 8
+
+
+def test_speculation_is_refused():
+    refuse_speculation(None)
+    refuse_speculation("false")
+    with pytest.raises(ClaimError, match=r"set spark.speculation=false"):
+        refuse_speculation("true")
+    with pytest.raises(ClaimError, match="does not tell which task"):
+        this_attempt()
