@@ -305,6 +305,19 @@ def group_info(cluster: Cluster, group: str) -> GroupInfo | None:
     return cluster.call_coordinator(Coordinates.GROUP, group, ask)
 
 
+def list_groups(cluster: Cluster) -> list[GroupInfo]:
+    """All groups of the cluster, by name. Raises Unavailable, Refused."""
+    request = schema_class("list_groups.v5.request:ListGroupsRequest")(states_filter=(), types_filter=())
+
+    def ask(connection: Connection) -> list[GroupInfo]:
+        answer = connection.call(request)
+        check(answer.error_code, "groups")
+        return [_group_info(each) for each in answer.groups]
+
+    found = {each.group: each for some in cluster.call_every_node(ask) for each in some}
+    return [found[name] for name in sorted(found)]
+
+
 def _group_info(told: Any) -> GroupInfo:
     return GroupInfo(
         group=str(told.group_id),
