@@ -52,14 +52,13 @@ class Routing:
 
     def arrival(self, record: Mapping[str, Any]) -> Origin:
         """Where it was first, with the attempts before this one. Only in retry topics are headers asked for that."""
-        headers = record["headers"] if record["topic"] in self.retries else None
-        return origin_of(
-            headers,
-            topic=record["topic"],
-            partition=record["partition"],
-            offset=record["offset"],
-            timestamp_ms=record["timestamp_ms"],
-        )
+        source = self.retries.get(record["topic"])
+        place = {name: record[name] for name in ("topic", "partition", "offset", "timestamp_ms")}
+        told = origin_of(record["headers"] if source is not None else None, **place)
+        if source is None or told.topic == source:
+            return told
+        # Somebody has put it there by hand, and nobody knows where it is from.
+        return Origin(**place, attempts=told.attempts, group=told.group)
 
     def source_of(self, topic: str) -> str:
         return self.retries.get(topic, topic)

@@ -1,0 +1,281 @@
+"""A declared pipeline as running queries: topics made, the transform tried, sources and sinks given their options."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from penstock.client.cluster import Cluster
+from penstock.client.metadata import TopicInfo
+from penstock.client.positions import EARLIEST, LATEST, committed, list_offsets
+from penstock.client.retrying import Backoff
+from penstock.client.topics import NewTopic, ensure_topic
+from penstock.spark.decisions import MicroBatch
+from penstock.spark.option_values import numbers_by_place
+from penstock.spark.pipelines import keeping, letter_topics, shaping
+from penstock.spark.pipelines.batch import Batches
+from penstock.spark.pipelines.declaration import BatchSink, Pipeline, PipelineError, Source, TopicSink
+from penstock.spark.pipelines.evaluation import RECORD, Shapes, shapes_of
+from penstock.spark.pipelines.failures import sentence_of
+from penstock.spark.pipelines.routing import Routing
+from penstock.spark.pipelines.settings import RunSettings
+from penstock.spark.schemas import table_schema
+from penstock.spark.sink_options import Contract
+
+_EDGES: Final = {"earliest": EARLIEST, "latest": LATEST}
+_QUERY: Final = "query"
+_ROWS: Final = "rows"
+_NO_ROUTES: Final = Routing(group="", attempts_max=1, backoff=Backoff())
+
+
+def start(spark: Any, pipeline: Pipeline, run: RunSettings) -> tuple[Any, ...]:
+    """The streaming queries of it, running. Raises PipelineError, Unavailable, Refused; then no query runs."""
+    from penstock.spark import register
+
+    register(spark)
+    shapes = shapes_of(pipeline) if pipeline.evaluates else None
+    with run.cluster() as cluster:
+        if pipeline.stateful:
+            return _start_stateful(spark, pipeline, run, shapes, cluster)
+        topics = letter_topics.sources(cluster, pipeline)
+        _try_transform(spark, pipeline, shapes)
+        _prepare(spark, pipeline, run)
+        routing = letter_topics.ensure(cluster, pipeline, topics)
+        frame = _source(spark, pipeline, run, routing, _starting(cluster, pipeline, run, routing, topics))
+        batches = Batches(pipeline, run, shapes, routing, checkpoint=_folder(run, _QUERY))
+        return (_in_batches(frame, pipeline, run, batches, pipeline.name, _QUERY),)
+
+
+def _prepare(spark: Any, pipeline: Pipeline, run: RunSettings) -> None:
+    if pipeline.sink is not None and not isinstance(pipeline.sink, TopicSink):
+        pipeline.sink.prepare(spark, run)
+
+
+# The transform, before anything runs
+
+
+def _try_transform(spark: Any, pipeline: Pipeline, shapes: Shapes | None) -> None:
+    """On no rows at all. Raises PipelineError."""
+    schema = shapes.evaluated if shapes is not None else table_schema(include_headers=True)
+    empty = spark.createDataFrame([], schema)
+    evaluated = empty if shapes is not None else shaping.as_evaluated(empty)
+    _checked_output(pipeline, shaping.good_rows(pipeline, evaluated))
+
+
+def _checked_output(pipeline: Pipeline, rows: Any) -> Any:
+    from pyspark.errors import PySparkException
+
+    try:
+        output = pipeline(rows)
+        if not hasattr(output, "schema"):
+            raise PipelineError(f"pipeline {pipeline.name}: its function returns {output!r}, not a DataFrame")
+        output.schema  # noqa: B018
+    except PipelineError:
+        raise
+    except PySparkException as error:
+        raise PipelineError(f"pipeline {pipeline.name}: {sentence_of(error)}") from None
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        raise PipelineError(
+            f"pipeline {pipeline.name}: its function fails on no rows at all: {told}"
+        ) from error
+    if isinstance(pipeline.sink, TopicSink):
+        shaping.records(pipeline, output, pipeline.sink)
+    return output
+
+
+# Sources
+
+
+def _source(
+    spark: Any, pipeline: Pipeline, run: RunSettings, routing: Routing, starting: Mapping[str, str]
+) -> Any:
+    if pipeline.source.pattern is not None:
+        names = "|".join(name.replace(".", "[.]") for name in routing.retries)
+        pattern = letter_topics.source_pattern(pipeline)
+        subscription = {"subscribePattern": f"{pattern}|{names}" if names else pattern}
+    else:
+        subscription = {"subscribe": ",".join([*pipeline.source.topics, *routing.retries])}
+    given = {
+        **run.options(),
+        "includeHeaders": "true",
+        "kafka.isolation.level": "read_committed",
+        **pipeline.source.options,
+        **subscription,
+        **starting,
+        "kafka.group.id": pipeline.group,
+        "contract": pipeline.delivery.value,
+        **({"readWhenDue": ",".join(routing.retries)} if routing.retries else {}),
+    }
+    return spark.readStream.format("penstock").options(**given).load()
+
+
+def _starting(
+    cluster: Cluster,
+    pipeline: Pipeline,
+    run: RunSettings,
+    routing: Routing,
+    topics: Mapping[str, TopicInfo],
+) -> dict[str, str]:
+    """Where to begin without a checkpoint; retries go on where the group was, for they are not done again.
+
+    Raises PipelineError.
+    """
+    asked = (run.starting or pipeline.source.starting).strip()
+    if asked.isdecimal():
+        at_time = {"startingTimestamp": asked, "startingOffsetsByTimestampStrategy": "latest"}
+        if not routing.retries or pipeline.source.pattern is not None:
+            return at_time
+    elif asked.lower() in _EDGES:
+        if not routing.retries or pipeline.source.pattern is not None:
+            return {"startingOffsets": asked.lower()}
+    elif not asked.startswith("{"):
+        raise PipelineError(
+            f"pipeline {pipeline.name}: it cannot start at {asked!r}, but at earliest, latest, milliseconds "
+            'since 1970, or {"topic": {"0": 23}}'
+        )
+    offsets = _offsets(cluster, pipeline, asked, topics)
+    for name in routing.retries:
+        places = [(name, index) for index in range(routing.partitions[name])]
+        known = committed(cluster, pipeline.group, places, stable=False)
+        offsets |= {place: known[place].offset if place in known else EARLIEST for place in places}
+    told: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        told.setdefault(topic, {})[str(partition)] = offset
+    return {"startingOffsets": json.dumps(told)}
+
+
+def _offsets(
+    cluster: Cluster, pipeline: Pipeline, asked: str, topics: Mapping[str, TopicInfo]
+) -> dict[tuple[str, int], int]:
+    places = [(name, part.index) for name, info in topics.items() for part in info.partitions]
+    if asked.lower() in _EDGES:
+        return dict.fromkeys(places, _EDGES[asked.lower()])
+    if asked.isdecimal():
+        found = list_offsets(cluster, dict.fromkeys(places, int(asked)))
+        return {place: LATEST if at is None else at.offset for place, at in found.items()}
+    given = numbers_by_place("starting", asked, least=EARLIEST)
+    return {place: given.get(place, EARLIEST) for place in (*places, *given)}
+
+
+# Queries
+
+
+def _in_batches(
+    frame: Any, pipeline: Pipeline, run: RunSettings, batches: Any, name: str, folder: str
+) -> Any:
+    writer = frame.writeStream.queryName(name).foreachBatch(batches)
+    return _started(writer, pipeline, run, folder)
+
+
+def _folder(run: RunSettings, name: str) -> str:
+    return f"{run.checkpoint}/{name}"
+
+
+def _started(writer: Any, pipeline: Pipeline, run: RunSettings, folder: str) -> Any:
+    writer = writer.option("checkpointLocation", _folder(run, folder))
+    if pipeline.available_now or run.once:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=f"{pipeline.every_ms} milliseconds")
+    return writer.start()
+
+
+# What remembers rows
+
+
+def _start_stateful(
+    spark: Any, pipeline: Pipeline, run: RunSettings, shapes: Shapes | None, cluster: Cluster
+) -> tuple[Any, ...]:
+    """Rows that fail are sorted out before, in a query of their own: nothing can be taken back from a state."""
+    topics = letter_topics.sources(cluster, pipeline)
+    if shapes is None:
+        starting = _starting(cluster, pipeline, run, _NO_ROUTES, topics)
+        frame = _source(spark, pipeline, run, _NO_ROUTES, starting)
+        output = _checked_output(pipeline, frame)
+        _prepare(spark, pipeline, run)
+        return (_stateful_query(output, pipeline, run),)
+    between = _rows_topic(pipeline, run)
+    rows = _rows_frame(spark, pipeline, run, shapes, between)
+    output = _checked_output(pipeline, rows)
+    _prepare(spark, pipeline, run)
+    routing = letter_topics.ensure(cluster, pipeline, topics)
+    count = max((len(info.partitions) for info in topics.values()), default=1)
+    ensure_topic(cluster, NewTopic(name=between, partitions=count))
+    frame = _source(spark, pipeline, run, routing, _starting(cluster, pipeline, run, routing, topics))
+    first = _sorting_out(pipeline, between)
+    batches = Batches(first, run, shapes, routing, checkpoint=_folder(run, _ROWS))
+    before = _in_batches(frame, pipeline, run, batches, f"{pipeline.name}-{_ROWS}", _ROWS)
+    try:
+        return before, _stateful_query(output, pipeline, run)
+    except BaseException:
+        before.stop()
+        raise
+
+
+def _rows_topic(pipeline: Pipeline, run: RunSettings) -> str:
+    """Another one for each checkpoint: who begins anew does not read the rows of before."""
+    return f"{pipeline.name}.{_ROWS}.{hashlib.sha256(run.checkpoint.encode()).hexdigest()[:8]}"
+
+
+def _sorting_out(pipeline: Pipeline, between: str) -> Pipeline:
+    """The same up to the row functions, with rows as JSON instead of what the transform makes of them."""
+
+    def as_json(rows: Any) -> Any:
+        from pyspark.sql import functions as f
+
+        whole = f.to_json(f.struct(*[f.col(f"`{name}`") for name in rows.columns]), shaping.JSON_FORMAT)
+        return rows.select(whole.alias("value"), f.col(f"{RECORD}.key").alias("key"))
+
+    return replace(pipeline, stateful=False, transform=as_json, sink=TopicSink(topic=between))
+
+
+def _rows_frame(spark: Any, pipeline: Pipeline, run: RunSettings, shapes: Shapes, between: str) -> Any:
+    """What `_sorting_out` has written, as the transform would have seen it."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructType
+
+    record = shapes.evaluated[RECORD]
+    whole = StructType([*shapes.columns.fields, record])
+    source = replace(pipeline, source=Source(topics=(between,)), delivery=Contract.AT_LEAST_ONCE)
+    frame = _source(spark, source, run, _NO_ROUTES, {"startingOffsets": "earliest"})
+    parsed = f.from_json(f.col("value").cast("string"), whole, {**shaping.JSON_FORMAT, "mode": "FAILFAST"})
+    return frame.select(parsed.alias(_ROWS)).select(f"{_ROWS}.*")
+
+
+def _stateful_query(output: Any, pipeline: Pipeline, run: RunSettings) -> Any:
+    name = pipeline.name
+    sink = pipeline.sink
+    if isinstance(sink, TopicSink):
+        rows = shaping.records(pipeline, output, sink).drop(shaping.TIMESTAMP)
+        given = {**run.options(), **sink.options, "contract": pipeline.delivery.value}
+        writer = rows.writeStream.format("penstock").options(**given).outputMode(pipeline.output_mode)
+        return _started(writer.queryName(name), pipeline, run, _QUERY)
+    if sink is None:
+        writer = output.writeStream.format("noop").outputMode(pipeline.output_mode)
+        return _started(writer.queryName(name), pipeline, run, _QUERY)
+    writer = output.writeStream.foreachBatch(StatefulBatches(sink, _folder(run, _QUERY))).outputMode(
+        pipeline.output_mode
+    )
+    return _started(writer.queryName(name), pipeline, run, _QUERY)
+
+
+class StatefulBatches:
+    """For `foreachBatch`: held before they are written, as a state can be computed once for a batch."""
+
+    def __init__(self, sink: BatchSink, checkpoint: str) -> None:
+        self.sink = sink
+        self.checkpoint = checkpoint
+        self._query: str | None = None
+
+    def __call__(self, rows: Any, number: int) -> None:
+        if self._query is None:
+            self._query = keeping.query_id(rows.sparkSession, self.checkpoint)
+        held = rows.localCheckpoint(eager=True)
+        try:
+            self.sink.write(held, MicroBatch(self._query, number))
+        finally:
+            keeping.release(held)
