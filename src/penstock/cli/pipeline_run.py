@@ -70,10 +70,10 @@ def _run(runnable: Any, launch: Any) -> int:
     from penstock.spark.pipelines.telling import RunningAlready
 
     screen = screen_for(runnable, launch)
-    _log_to(screen.note)
+    _log_to(screen.warn)
     try:
         with screen:
-            outcome = Runner(runnable, launch, listener=screen.show, note=screen.note).run()
+            outcome = Runner(runnable, launch, listener=screen.show, note=screen.note, warn=screen.warn).run()
     except RunningAlready as error:
         raise Failure(
             str(error), hint=f"penstock pipeline stop {runnable.name} ends it; --take-over goes on anyway"
@@ -88,12 +88,12 @@ def _run(runnable: Any, launch: Any) -> int:
     return 0 if outcome.state in (State.STOPPED, State.FINISHED) else FAILED
 
 
-def _log_to(note: Any) -> None:
+def _log_to(warn: Any) -> None:
     """What our own code warns of in this process; Spark has a log of its own."""
 
     class Notes(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            note(f"{record.levelname.lower()}: {record.getMessage()}")
+            warn(f"{record.levelname.lower()}: {record.getMessage()}")
 
     logger = logging.getLogger("penstock")
     logger.addHandler(Notes(logging.WARNING))

@@ -22,9 +22,14 @@ class Screen(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def show(self, status: Status) -> None: ...
+    def show(self, status: Status) -> None:
+        """How it is; the first time, what it is too."""
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """What a job has found."""
+
+    def warn(self, text: str) -> None:
+        """What has happened."""
 
 
 def screen_for(runnable: Any, launch: Launch) -> Screen:
@@ -38,12 +43,11 @@ def heading(runnable: Any, launch: Launch) -> list[str]:
     if not isinstance(runnable, Pipeline):
         return [f"{runnable.name} on Spark {launch.master}"]
     sink = f" -> {runnable.sink.describe()}" if runnable.sink is not None else ""
-    log = log_of(launch.checkpoints, runnable.name)
+    folder = os.path.dirname(checkpoint_of(launch.checkpoints, runnable.name, 0))
     return [
-        f"{runnable.name}: {runnable.source.describe()}{sink}, {runnable.delivery.value}, "
-        f"group {runnable.group}, on Spark {launch.master}",
-        f"checkpoint in {_short(checkpoint_of(launch.checkpoints, runnable.name, 0).rpartition('/')[0])}, "
-        f"Spark's log in {_short(str(log))}",
+        f"{runnable.name}: {runnable.source.describe()}{sink}, {runnable.delivery.value}",
+        f"group {runnable.group}, Spark on {launch.master}",
+        f"checkpoint in {_short(folder)}, Spark's log in {_short(str(log_of(launch.checkpoints, runnable.name)))}",
     ]
 
 
@@ -91,8 +95,6 @@ class Lines:
         self._last_s = 0.0
 
     def __enter__(self) -> "Lines":
-        for each in self._heading:
-            print(each, flush=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,6 +102,8 @@ class Lines:
 
     def show(self, status: Status) -> None:
         before, now_s = self._last, time.monotonic()
+        if before is None:
+            print(*self._heading, sep="\n")
         is_news = before is None or before.state is not status.state
         is_other = before is None or line(before) != line(status)
         if is_news or (is_other and now_s - self._last_s >= LINE_EVERY_S):
@@ -108,6 +112,9 @@ class Lines:
 
     def note(self, text: str) -> None:
         print(text, flush=True)
+
+    def warn(self, text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {self._name} {text}", flush=True)
 
 
 class LiveLine:
@@ -123,9 +130,6 @@ class LiveLine:
         self._last: Status | None = None
 
     def __enter__(self) -> "LiveLine":
-        for each in [*self._heading, "Ctrl-C stops it when its batch is done"]:
-            self._console.print(each, markup=False)
-        self._spinner.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -136,11 +140,18 @@ class LiveLine:
     def show(self, status: Status) -> None:
         from rich.text import Text
 
+        if self._last is None:
+            for each in [*self._heading, "Ctrl-C stops it when its batch is done"]:
+                self._console.print(each, markup=False)
+            self._spinner.start()
         self._last = status
         if status.state is not State.STARTING:
             self._spinner.update(Text(line(status), style=_STYLES.get(status.state, ""), no_wrap=True))
 
     def note(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
         self._console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, style="yellow")
 
 
@@ -169,9 +180,6 @@ class Bar:
         self._last: Status | None = None
 
     def __enter__(self) -> "Bar":
-        for each in self._heading:
-            self._console.print(each, markup=False)
-        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -180,6 +188,10 @@ class Bar:
             self._console.print(f"{self._name} {line(self._last)}", markup=False)
 
     def show(self, status: Status) -> None:
+        if self._last is None:
+            for each in self._heading:
+                self._console.print(each, markup=False)
+            self._bar.start()
         self._last = status
         self._bar.update(self._task, description=status.state.value)
         if status.extent is not None:
@@ -187,3 +199,6 @@ class Bar:
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        self._console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, style="yellow")

@@ -3,17 +3,18 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from penstock.cli.client import reach
 from penstock.cli.failure import WRONG_USAGE, Failure
 from penstock.cli.options import pairs
-from penstock.cli.output import print_facts, print_table
+from penstock.cli.output import Cell, print_facts, print_table
 from penstock.client.cluster import Cluster
 from penstock.client.errors import ClientError
 from penstock.client.settings import ConnectionSettings
 from penstock.spark.pipelines.board import Board
-from penstock.spark.pipelines.status import State, Status, lag_of, statuses
+from penstock.spark.pipelines.status import Counts, State, Status, measured, statuses
 
 PATIENCE_MS = 10_000
 
@@ -63,10 +64,7 @@ def seen_one(board: Board, name: str) -> Seen:
 
 
 def _seen(board: Board, status: Status, now_ms: int) -> Seen:
-    from dataclasses import replace
-
-    if status.group is not None:
-        status = replace(status, lag=lag_of(board.cluster, status.group))
+    status = measured(board.cluster, status)
     state = status.seen(now_ms)
     return Seen(replace(status, rows_per_s=0.0) if state.is_over else status, state, now_ms)
 
@@ -83,16 +81,16 @@ def _unknown(name: str, known: list[str]) -> Failure:
 
 
 def print_list(found: Sequence[Seen]) -> None:
-    columns = ["pipeline", "state", "from", "to", "rows/s", "lag", "in", "out", "retried", "dead", "host"]
-    rows = [
-        [
-            each.status.name, each.state.value, each.status.source, each.status.sink or None,
-            _rate(each.status), each.status.lag, each.status.rows.rows_in, each.status.rows.rows_out,
-            each.status.rows.retried, each.status.rows.dead, each.status.host,
-        ]
+    columns = ["pipeline", "state", "rows/s", "lag", "in", "out", "retried", "dead"]
+    rows: list[list[Cell]] = [
+        [each.status.name, each.state.value, _rate(each.status), each.status.lag, *_counts(each.status.rows)]
         for each in found
-    ]  # fmt: skip
+    ]
     print_table(columns, rows)
+
+
+def _counts(rows: Counts) -> list[Cell]:
+    return [rows.rows_in, rows.rows_out, rows.retried, rows.dead]
 
 
 def print_status(seen: Seen) -> None:

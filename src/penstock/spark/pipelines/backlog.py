@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from penstock.client.cluster import Cluster
 from penstock.client.metadata import Place
@@ -12,6 +13,10 @@ from penstock.client.positions import EARLIEST, LATEST, committed, list_offsets
 from penstock.spark.offsets import Position
 from penstock.spark.pipelines.declaration import Pipeline
 from penstock.spark.pipelines.status import Extent
+
+_STEP_OPTION: Final = "maxOffsetsPerTrigger"
+#: Large enough that what a batch costs by itself does not count, small enough to fit anywhere.
+_STEP: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +51,12 @@ class Backlog:
 def _offsets(cluster: Cluster, places: list[Place], edge: int) -> dict[Place, int]:
     found = list_offsets(cluster, dict.fromkeys(places, edge)) if places else {}
     return {place: at.offset for place, at in found.items() if at is not None}
+
+
+def in_steps(pipeline: Pipeline) -> Pipeline:
+    """A backlog is not read in one go, however large it is, so that it can be seen getting smaller."""
+    options = pipeline.source.options
+    if any(name.lower() == _STEP_OPTION.lower() for name in options):
+        return pipeline
+    source = replace(pipeline.source, options={**options, _STEP_OPTION: str(_STEP)})
+    return replace(pipeline, source=source)

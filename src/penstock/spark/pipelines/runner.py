@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from penstock.client.cluster import Cluster
 from penstock.client.retrying import Backoff, Deadline
 from penstock.client.settings import ConnectionSettings
-from penstock.spark.pipelines import watching
-from penstock.spark.pipelines.backlog import Backlog
+from penstock.spark.decisions import MicroBatch
+from penstock.spark.pipelines.backlog import Backlog, in_steps
 from penstock.spark.pipelines.board import Board
 from penstock.spark.pipelines.declaration import Pipeline
 from penstock.spark.pipelines.jobs import Job, JobContext, description
 from penstock.spark.pipelines.places import checkpoint_of, log_of, refuse_moved
 from penstock.spark.pipelines.settings import RunSettings
-from penstock.spark.pipelines.status import Extent, Generation, State, Status, Trouble, generation_of
+from penstock.spark.pipelines.status import Counts, Extent, Generation, State, Status, Trouble, generation_of
+from penstock.spark.pipelines.stopping import StopNow, Stopping, signals_of, take_signals
 from penstock.spark.pipelines.telling import Herald, refuse_second
+from penstock.spark.pipelines.watching import Finished, Look, Watched, is_lasting, trouble_of
 from penstock.spark.session import LOCAL, forget_dead, is_remote, session
 
 RESTARTS: Final = Backoff(base_ms=1_000, cap_ms=60_000)
@@ -74,34 +73,25 @@ class Outcome:
     trouble: Trouble | None = None
 
 
-class Stopping:
-    """Somebody wants it to end, and why."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.reason = ""
-
-    @property
-    def is_wanted(self) -> bool:
-        return self._event.is_set()
-
-    def want(self, reason: str) -> None:
-        if not self._event.is_set():
-            self.reason = reason
-            self._event.set()
-
-    def wait(self, timeout_s: float) -> bool:
-        return self._event.wait(timeout_s)
-
-
-class StopNow(BaseException):
-    """A second signal: not even the batch is waited for."""
-
-
 def _assembled(spark: Any, pipeline: Pipeline, run: RunSettings) -> Sequence[Any]:
     from penstock.spark.pipelines.assembly import start
 
     return start(spark, pipeline, run)
+
+
+class _LastBatch:
+    """Of a query that is watched: how fast it was, and whether that was just now."""
+
+    def __init__(self) -> None:
+        self.rows_per_s = 0.0
+        self._since = Deadline(0)
+
+    def note(self, done: Finished) -> None:
+        self.rows_per_s, self._since = done.rows_per_s, Deadline(_IDLE_AFTER_MS)
+
+    @property
+    def is_recent(self) -> bool:
+        return not self._since.is_over
 
 
 class Runner:
@@ -114,6 +104,7 @@ class Runner:
         *,
         listener: Listener,
         note: Callable[[str], None],
+        warn: Callable[[str], None] | None = None,
         start: Start = _assembled,
         chance: random.Random | None = None,
         spark: Any = None,
@@ -123,6 +114,7 @@ class Runner:
         self._launch = launch
         self._listener = listener
         self._note = note
+        self._warn = warn or note
         self._start = start
         self._chance = chance or random.Random()
         self._stopping = Stopping()
@@ -136,8 +128,9 @@ class Runner:
         """Raises ClientError for what keeps it from even beginning."""
         with self._launch.cluster(patience_ms=_BOARD_PATIENCE_MS) as cluster:
             self._begin(Board(cluster))
-        with _signals(self._stopping):
+        with signals_of(self._stopping):
             self._herald.start()
+            self._listener(self._herald.status)
             try:
                 outcome = self._persist()
             except StopNow:
@@ -183,10 +176,10 @@ class Runner:
             try:
                 return Outcome(state=self._run_once())
             except Exception as error:
-                trouble = watching.trouble_of(error)
+                trouble = trouble_of(error)
             if self._stopping.is_wanted:
                 return Outcome(state=State.STOPPED)
-            if watching.is_lasting(trouble) or self._is_enough():
+            if is_lasting(trouble) or self._is_enough():
                 return Outcome(state=State.FAILED, trouble=trouble)
             self._rest(trouble)
 
@@ -202,7 +195,7 @@ class Runner:
         self._restarts += 1
         self._herald.tell(state=State.RESTARTING, error=trouble, restarts=self._restarts, rows_per_s=0.0)
         self._listener(self._herald.status)
-        self._note(f"{trouble.kind}: {trouble.message}; starts again in {delay_ms / 1000:.0f} s")
+        self._warn(f"{trouble.kind}: {trouble.message}; starts again in {delay_ms / 1000:.0f} s")
         self._stopping.wait(delay_ms / 1000)
 
     def _run_once(self) -> State:
@@ -211,17 +204,26 @@ class Runner:
         spark = self._session()
         if not isinstance(self._runnable, Pipeline):
             return self._run_job(self._runnable, spark)
-        if self._backlog is None and (self._launch.once or self._runnable.available_now):
+        pipeline = self._runnable
+        if self._launch.once or pipeline.available_now:
+            self._measure(pipeline)
+            pipeline = in_steps(pipeline)
+        rounds = 1
+        while True:
+            queries = self._start(spark, pipeline, self._run_settings)
+            state = self._watched(queries)
+            # A query that reads what another one writes has come to its end once that one has.
+            if state is not State.FINISHED or rounds == len(queries):
+                return state
+            rounds += 1
+
+    def _measure(self, pipeline: Pipeline) -> None:
+        """How much there is to read, once: what comes after a failure is still the same work."""
+        if self._backlog is None:
             with self._launch.cluster() as cluster:
-                self._backlog = Backlog.of(cluster, self._runnable, self._run_settings.starting)
-        queries = self._start(spark, self._runnable, self._run_settings)
-        self._herald.tell(queries=tuple(str(query.id) for query in queries))
-        try:
-            return self._watch(queries)
-        except Exception:
-            for query in queries:
-                query.stop()
-            raise
+                self._backlog = Backlog.of(cluster, pipeline, self._run_settings.starting)
+            self._herald.tell(extent=Extent(done=0, total=self._backlog.total))
+            self._listener(self._herald.status)
 
     def _session(self) -> Any:
         """One that is there is used again, unless its JVM is gone."""
@@ -236,59 +238,74 @@ class Runner:
                 log=log_of(self._launch.checkpoints, self._runnable.name) if is_ours else None,
             )
             if is_ours:
-                _take_signals_back(self._stopping)
+                take_signals(self._stopping)
         return self._spark
 
     # Watching
 
-    def _watch(self, queries: Sequence[Any]) -> State:
-        last_ms: dict[int, int] = {}
+    def _watched(self, queries: Sequence[Any]) -> State:
+        self._herald.tell(queries=tuple(str(query.id) for query in queries))
+        try:
+            return self._watch([Watched(query) for query in queries])
+        except Exception:
+            for query in queries:
+                query.stop()
+            raise
+
+    def _watch(self, queries: Sequence[Watched]) -> State:
+        """The first query is the one that reads the source; its batches are those that people count."""
+        last = _LastBatch()
         while not self._stopping.wait(_LOOK_S):
-            looks = [watching.look(query) for query in queries]
-            self._tell(queries, looks, last_ms)
+            looks = [query.look() for query in queries]
             for query, seen in zip(queries, looks, strict=True):
                 if not seen.is_active:
-                    watching.refuse_failed(query)
+                    query.refuse_failed()
+            self._tell(last, queries[0].news(), looks)
             if not any(seen.is_active for seen in looks):
                 return State.FINISHED
         self._stop(queries)
         return State.STOPPED
 
-    def _tell(self, queries: Sequence[Any], looks: Sequence[watching.Look], last_ms: dict[int, int]) -> None:
-        """The first query is the one that reads the source; its batches are those that people count."""
-        now_ms, changes = int(time.time() * 1000), dict[str, Any]()
-        done = watching.finished(queries[0])
-        if done is not None and done.batch not in last_ms:
-            last_ms.clear()
-            last_ms[done.batch] = now_ms
+    def _tell(self, last: _LastBatch, news: Sequence[Finished], looks: Sequence[Look]) -> None:
+        changes: dict[str, Any] = {}
+        for done in news:
+            self._count(done)
+            last.note(done)
             self._failures = 0
             changes = {"batch": done.batch, "batch_ms": done.batch_ms, "error": None}
             if self._backlog is not None:
                 changes["extent"] = self._backlog.extent(done.end)
-        is_recent = any(now_ms - at_ms < _IDLE_AFTER_MS for at_ms in last_ms.values())
-        is_at_work = any(seen.is_at_work for seen in looks)
-        changes["state"] = State.RUNNING if is_recent or is_at_work else State.IDLE
-        changes["rows_per_s"] = done.rows_per_s if done is not None and (is_recent or is_at_work) else 0.0
+        if any(seen.is_ready for seen in looks):
+            is_busy = last.is_recent or any(seen.is_at_work for seen in looks)
+            changes["state"] = State.RUNNING if is_busy else State.IDLE
+            changes["rows_per_s"] = last.rows_per_s if is_busy else 0.0
         if any(getattr(self._herald.status, name) != value for name, value in changes.items()):
             self._herald.tell(**changes)
         self._listener(self._herald.status)
 
-    def _stop(self, queries: Sequence[Any]) -> None:
+    def _count(self, done: Finished) -> None:
+        """Batches count their rows themselves, except where Spark alone knows them."""
+        pipeline = self._runnable
+        if isinstance(pipeline, Pipeline) and pipeline.stateful and not pipeline.evaluates:
+            batch = MicroBatch(done.query, done.batch)
+            self._herald.count(batch, Counts(rows_in=done.rows, rows_out=done.rows_out))
+
+    def _stop(self, queries: Sequence[Watched]) -> None:
         """Each between two of its batches, or after a minute wherever it is."""
         deadline = Deadline(STOP_MS_MAX)
         left = list(queries)
         while left and not deadline.is_over:
             for query in tuple(left):
-                seen = watching.look(query)
+                seen = query.look()
                 if seen.is_between or not seen.is_active:
-                    query.stop()
+                    query.query.stop()
                     left.remove(query)
             time.sleep(_GAP_LOOK_S)
         for query in left:
-            self._note(
-                f"a batch is not done after {STOP_MS_MAX / 1000:.0f} s; it is left, and done again next time"
+            self._warn(
+                f"a batch is not done after {STOP_MS_MAX / 1000:.0f} s: it is left, and done again next time"
             )
-            query.stop()
+            query.query.stop()
 
     # Jobs
 
@@ -337,34 +354,3 @@ def _first_status(
         group=runnable.group,
         checkpoint=checkpoint,
     )
-
-
-# Signals
-
-
-@contextmanager
-def _signals(stopping: Stopping) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # who runs several in one process stops them in another way
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    _take_signals_back(stopping)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _take_signals_back(stopping: Stopping) -> None:
-    """A session of Spark takes Ctrl-C for itself."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-
-    def handle(number: int, _frame: object) -> None:
-        if stopping.is_wanted:
-            raise StopNow
-        stopping.want(signal.Signals(number).name)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -12,6 +12,8 @@ from penstock.client.cluster import Cluster
 from penstock.client.positions import LATEST, committed, list_offsets
 from penstock.spark.decisions import MicroBatch
 from penstock.spark.pipelines.board import Board, Document
+from penstock.spark.sink_options import Contract
+from penstock.spark.tickets import skipped
 
 #: Who has not been heard of for so long is gone.
 FRESH_MS: Final = 15_000
@@ -246,6 +248,16 @@ def _generation_key(name: str) -> str:
 
 
 # Lag
+
+
+def measured(cluster: Cluster, status: Status) -> Status:
+    """With what the brokers know of it at this moment. Raises Unavailable, Refused."""
+    group, rows = status.group, status.rows
+    if group is None:
+        return status
+    if status.delivery == Contract.AT_MOST_ONCE.value:
+        rows = replace(rows, skipped=skipped(cluster, group))
+    return replace(status, lag=lag_of(cluster, group), rows=rows)
 
 
 def lag_of(cluster: Cluster, group: str) -> int | None:

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -16,11 +17,14 @@ from typing import Any, Final
 from penstock.client.cluster import Cluster
 from penstock.client.errors import ClientError
 from penstock.client.retrying import Deadline
+from penstock.spark.decisions import MicroBatch
 from penstock.spark.pipelines.board import Board
 from penstock.spark.pipelines.status import (
     HEARTBEAT_MS,
+    Counts,
     Status,
-    lag_of,
+    add_counts,
+    measured,
     statuses,
     stop_wish,
     write_status,
@@ -86,6 +90,7 @@ class Herald:
         self._wish: str | None = None
         self._written: Status | None = None
         self._lag_age = Deadline(0)
+        self._counted: deque[tuple[MicroBatch, Counts]] = deque()
         self._thread = threading.Thread(target=self._run, name="herald", daemon=True)
 
     @property
@@ -103,6 +108,11 @@ class Herald:
     def tell(self, **changes: Any) -> None:
         with self._lock:
             self._change(changes)
+        self._wake.set()
+
+    def count(self, batch: MicroBatch, counts: Counts) -> None:
+        """For a pipeline whose batches do not count themselves."""
+        self._counted.append((batch, counts))
         self._wake.set()
 
     def finish(self, **changes: Any) -> None:
@@ -141,6 +151,7 @@ class Herald:
             _LOG.warning("the board does not show how %s is: %s", self._status.name, trouble)
 
     def _turn(self) -> None:
+        self._add_up()
         self._hear()
         if self._is_overtaken:
             return
@@ -152,10 +163,16 @@ class Herald:
             self._write()
 
     def _last_turn(self) -> None:
+        self._add_up()
         self._hear()
         self._measure()
         self._touch()
         self._write()
+
+    def _add_up(self) -> None:
+        while self._counted:
+            add_counts(self._cluster, self._status.name, *self._counted[0])
+            self._counted.popleft()
 
     def _hear(self) -> None:
         name = self._status.name
@@ -167,19 +184,18 @@ class Herald:
         if found is None:
             return
         with self._lock:
-            self._status = replace(self._status, rows=found.rows)
+            rows = replace(found.rows, skipped=self._status.rows.skipped)
+            self._status = replace(self._status, rows=rows)
         is_another = (found.host, found.pid) != (self._status.host, self._status.pid)
         if is_another and not found.state.is_over and self._written is not None:
             self._is_overtaken = True
             self._on_stop(f"another runner on {found.host} (process {found.pid}) has taken it over")
 
     def _measure(self) -> None:
-        if self._status.group is None:
-            return
         self._lag_age = Deadline(_LAG_EVERY_MS)
-        lag = lag_of(self._cluster, self._status.group)
+        found = measured(self._cluster, self.status)
         with self._lock:
-            self._status = replace(self._status, lag=lag)
+            self._status = replace(self._status, lag=found.lag, rows=found.rows)
 
     def _touch(self) -> None:
         with self._lock:

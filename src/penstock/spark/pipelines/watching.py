@@ -13,6 +13,7 @@ from penstock.spark.pipelines.status import Trouble
 
 #: Asking for offsets and waiting are the steps of a trigger in which nothing of a batch is done yet.
 _BEFORE_BATCH: Final = ("Getting offsets", "Waiting", "Initializing")
+_BEFORE_ALL: Final = "Initializing"
 _AT_WORK: Final = ("Writing offsets", "Processing")
 
 #: Whatever is tried again fails again.
@@ -51,10 +52,13 @@ class QueryFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The last batch that a query has finished."""
+    """A batch of a query, with something in it."""
 
+    query: str
     batch: int
     rows: int
+    #: 0 where the sink does not tell.
+    rows_out: int
     batch_ms: int
     rows_per_s: float
     end: Position
@@ -65,44 +69,58 @@ class Look:
     """At a query, at one moment."""
 
     is_active: bool
+    #: Whether it has begun to look for something to read.
+    is_ready: bool
     is_at_work: bool
     #: Whether it can be stopped without leaving a batch half done.
     is_between: bool
 
 
-def look(query: Any) -> Look:
-    status = query.status
-    step, is_triggered = str(status["message"]), bool(status["isTriggerActive"])
-    return Look(
-        is_active=bool(query.isActive),
-        is_at_work=is_triggered and step.startswith(_AT_WORK),
-        is_between=not is_triggered or step.startswith(_BEFORE_BATCH),
-    )
+class Watched:
+    """One query, and what it last told."""
 
+    def __init__(self, query: Any) -> None:
+        self.query = query
+        self._told_at = ""
 
-def finished(query: Any) -> Finished | None:
-    """None while it has finished nothing, or has had nothing to read of late."""
-    told = query.lastProgress
-    return _finished(told) if told is not None and told.numInputRows and told.sources else None
+    def look(self) -> Look:
+        status = self.query.status
+        step, is_triggered = str(status["message"]), bool(status["isTriggerActive"])
+        return Look(
+            is_active=bool(self.query.isActive),
+            is_ready=not step.startswith(_BEFORE_ALL),
+            is_at_work=is_triggered and step.startswith(_AT_WORK),
+            is_between=not is_triggered or step.startswith(_BEFORE_BATCH),
+        )
+
+    def news(self) -> list[Finished]:
+        """The batches that it has finished since this was last asked, less those that had nothing to read."""
+        last = self.query.lastProgress
+        if last is None or last.timestamp == self._told_at:
+            return []
+        before, self._told_at = self._told_at, last.timestamp
+        told = [each for each in self.query.recentProgress if each.timestamp > before]
+        return [_finished(each) for each in told if each.numInputRows]
+
+    def refuse_failed(self) -> None:
+        """Raises QueryFailed where it ended by itself."""
+        error = self.query.exception()
+        if error is not None:
+            raise QueryFailed(trouble_of(error))
 
 
 def _finished(told: Any) -> Finished:
-    end = told.sources[0].endOffset
+    end = told.sources[0].endOffset if told.sources else None
     seconds = max(told.batchDuration, 1) / 1000
     return Finished(
+        query=str(told.id),
         batch=int(told.batchId),
         rows=int(told.numInputRows),
+        rows_out=max(int(told.sink.numOutputRows), 0),
         batch_ms=int(told.batchDuration),
         rows_per_s=round(told.numInputRows / seconds, 1),
         end=Position.from_json(json.loads(end)) if end else Position({}),
     )
-
-
-def refuse_failed(query: Any) -> None:
-    """Raises QueryFailed where it ended by itself."""
-    error = query.exception()
-    if error is not None:
-        raise QueryFailed(trouble_of(error))
 
 
 # Why
