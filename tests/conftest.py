@@ -14,6 +14,14 @@ settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file stays on one worker, and so do all tests that share the Spark session, which takes a gigabyte."""
+    for item in items:
+        uses_spark = "spark" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("spark" if uses_spark else item.path.stem))
+
+
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess | RunningBroker]:
     """One broker for all tests that do not stop it."""
