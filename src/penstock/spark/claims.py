@@ -114,9 +114,12 @@ class Claims:
     def starting(self, position: Position) -> Position:
         """Where a query without a checkpoint begins: where it was told to, but behind all claims.
 
-        Raises Unavailable, Refused.
+        Raises ClaimError, Unavailable, Refused.
         """
-        claims = self._claims(position.offsets)
+        with self._told_of_fencing():
+            # First of all: what a dead driver has left half done would be waited for.
+            self._begin()
+            claims = self._claims(position.offsets)
         self._gone += in_doubt(position, claims)
         offsets = position.offsets
         for place, claim in claims.items():

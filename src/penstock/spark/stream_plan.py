@@ -56,7 +56,7 @@ class StreamPlan:
         self._progress.close()
 
     def starting(self) -> Position:
-        """Raises OptionError, DataLoss, Unavailable, Refused."""
+        """Raises OptionError, DataLoss, ClaimError, Unavailable, Refused."""
         found = self._discovery.position(self._options.starting, self._discovery.topics())
         return (found if self._claims is None else self._claims.starting(found)).as_initial()
 

@@ -17,6 +17,7 @@ from penstock.spark import concluding, decisions, writing
 TURN_TIMEOUT_S = 60.0
 #: Some are so slow that the others have gone far ahead before they do anything.
 PACES = (1, 1, 1, 0.1, 0.02)
+Gates = tuple[tuple[Any, str], ...]
 #: Between two of these others may act. They are those steps that others can see, or that look at others.
 SWITCHING = (
     (RawProducer, "init"),
@@ -101,8 +102,16 @@ class Actor:
 class Stage:
     """Chooses who acts next, and who dies."""
 
-    def __init__(self, chance: random.Random, *, deaths: float) -> None:
+    def __init__(
+        self,
+        chance: random.Random,
+        *,
+        deaths: float,
+        switching: Gates = SWITCHING,
+        deadly: Gates = DEADLY,
+    ) -> None:
         self.chance = chance
+        self.switching, self.deadly = switching, deadly
         self.deaths = deaths
         self.actors: list[Actor] = []
         self.local = threading.local()
@@ -142,8 +151,8 @@ class Stage:
 
     @contextmanager
     def gated(self) -> Iterator["Stage"]:
-        patches = [self._patch(*each, switches=True) for each in SWITCHING]
-        patches += [self._patch(*each, switches=False) for each in DEADLY]
+        patches = [self._patch(*each, switches=True) for each in self.switching]
+        patches += [self._patch(*each, switches=False) for each in self.deadly]
         for each in patches:
             each.start()
         try:

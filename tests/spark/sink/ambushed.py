@@ -16,17 +16,26 @@ from unittest import mock
 from pyspark.sql.datasource import DataSourceStreamArrowWriter
 
 from penstock.client.producing import RawProducer
-from penstock.spark import concluding, writing
+from penstock.spark import concluding, tickets, writing
+from penstock.spark.claims import Claims
 from penstock.spark.datasource import PenstockDataSource
 from penstock.spark.decisions import Ledger
 from penstock.spark.stream_plan import StreamPlan
+from penstock.spark.stream_source import StreamReader
 
 NAME = "penstock_ambushed"
 OPTIONS = ("ambush", "ambushfile", "ambushkills")
-#: Point -> what is called there, and whether death comes before or after it.
-POINTS: dict[str, tuple[Any, str, str]] = {
+#: Point -> what is called there, and whether death comes before or after it. These are come to by readers.
+READER_POINTS: dict[str, tuple[Any, str, str]] = {
     "before planning": (StreamPlan, "next_end", "before"),
     "after planning": (StreamPlan, "tasks", "after"),
+    "before the claim": (Claims, "claim", "before"),
+    "in the claim": (Claims, "_write", "after"),
+    "after the claim": (Claims, "claim", "after"),
+    "ticket redeemed": (tickets, "redeem", "after"),
+}
+#: And these by writers.
+WRITER_POINTS: dict[str, tuple[Any, str, str]] = {
     "task begun": (writing, "_send", "before"),
     "task prepared": (RawProducer, "prepare", "after"),
     "before the decision": (Ledger, "decide", "before"),
@@ -35,6 +44,7 @@ POINTS: dict[str, tuple[Any, str, str]] = {
     "between two ends": (concluding, "end_prepared", "after"),
     "before the sweep": (concluding, "sweep", "before"),
 }
+POINTS = {**READER_POINTS, **WRITER_POINTS}
 #: The commit has returned, and Spark has not written that down yet.
 AFTER_COMMIT = "before the checkpoint"
 
@@ -62,10 +72,10 @@ class Ambush:
         os._exit(9)
 
     @contextmanager
-    def laid(self) -> Iterator[None]:
+    def laid(self, points: dict[str, tuple[Any, str, str]]) -> Iterator[None]:
         with ExitStack() as stack:
-            if self.point in POINTS:
-                owner, name, when = POINTS[self.point]
+            if self.point in points:
+                owner, name, when = points[self.point]
                 stack.enter_context(mock.patch.object(owner, name, self._around(getattr(owner, name), when)))
             yield
 
@@ -101,17 +111,29 @@ class AmbushedWriter(DataSourceStreamArrowWriter):
         self.ambush, self.real = ambush, real
 
     def write(self, iterator: Any) -> Any:
-        with self.ambush.laid():
+        with self.ambush.laid(WRITER_POINTS):
             return self.real.write(iterator)
 
     def commit(self, messages: Any, batchId: int) -> None:
-        with self.ambush.laid():
+        with self.ambush.laid(WRITER_POINTS):
             self.real.commit(messages, batchId)
         if self.ambush.point == AFTER_COMMIT:
             self.ambush.come()
 
     def abort(self, messages: Any, batchId: int) -> None:
         self.real.abort(messages, batchId)
+
+
+class AmbushedReader(StreamReader):
+    """Tasks die in `read`; for planning the process that plans is laid out by the data source."""
+
+    def __init__(self, ambush: Ambush, real: StreamReader) -> None:
+        super().__init__(real.options, real.projection)
+        self.ambush = ambush
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        with self.ambush.laid(READER_POINTS):
+            yield from super().read(partition)
 
 
 class AmbushedDataSource(PenstockDataSource):
@@ -127,11 +149,11 @@ class AmbushedDataSource(PenstockDataSource):
 
     def streamReader(self, schema: Any) -> Any:
         ambush = Ambush(self.options)
-        if ambush.point.endswith("planning"):
+        if ambush.point in READER_POINTS:
             # For as long as this process lives: it serves one reader.
             self._laid = ExitStack()
-            self._laid.enter_context(ambush.laid())
-        return self._real().streamReader(schema)
+            self._laid.enter_context(ambush.laid(READER_POINTS))
+        return AmbushedReader(ambush, self._real().streamReader(schema))
 
 
 assert sys.platform == "linux", "sessions are found in /proc"

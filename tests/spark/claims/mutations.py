@@ -1,0 +1,79 @@
+"""Claims with one of their safeguards taken out: worlds with enough seeds must notice each."""
+
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from penstock.spark import bookkeeping, tickets
+from penstock.spark import claims as claims_module
+from penstock.spark.claims import Claims
+from penstock.spark.offsets import OffsetRange
+from penstock.spark.tickets import Ticket
+
+
+@contextmanager
+def _patched(*patches: Any):
+    with ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each)
+        yield
+
+
+def _late_claim() -> Any:
+    """A batch is claimed when the next one is planned, which is how groups commit as a rule."""
+    real_cut, real_claim = Claims.cut, Claims.claim
+
+    def claim(self: Claims, tasks: Sequence[OffsetRange]) -> list[Ticket]:
+        self.late = list(tasks)
+        base, batch = bookkeeping.end_of(self._cluster, bookkeeping.CLAIMS), uuid.uuid4().hex
+        return [Ticket(self._group, batch, base, number) for number in range(len(tasks))]
+
+    def cut(self: Claims, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+        if getattr(self, "late", None):
+            real_claim(self, self.late)
+        return real_cut(self, ranges)
+
+    return _patched(mock.patch.object(Claims, "claim", claim), mock.patch.object(Claims, "cut", cut))
+
+
+def _no_cut() -> Any:
+    """A batch that is planned again is given again."""
+    return _patched(mock.patch.object(claims_module, "cut", lambda ranges, claims: (list(ranges), [])))
+
+
+def _no_fence() -> Any:
+    """A driver that was replaced since it looked claims all the same: it takes its turn back without looking again."""
+    real = Claims.claim
+
+    def claim(self: Claims, tasks: Sequence[OffsetRange]) -> list[Ticket]:
+        self.close()
+        return real(self, tasks)
+
+    return _patched(mock.patch.object(Claims, "claim", claim))
+
+
+def _no_ticket() -> Any:
+    """Every attempt at a task reads."""
+    return _patched(mock.patch.object(tickets, "redeem", return_value=True))
+
+
+def _no_count() -> Any:
+    """What is cut away is not written down."""
+    return _patched(mock.patch.object(claims_module, "skipping", return_value={"ranges": []}))
+
+
+def _no_doubt() -> Any:
+    """A query without its checkpoint does not count what its last batch may have lost."""
+    return _patched(mock.patch.object(claims_module, "in_doubt", return_value=[]))
+
+
+MUTATIONS: dict[str, Callable[[], Any]] = {
+    "claim after planning": _late_claim,
+    "no cut": _no_cut,
+    "no fence": _no_fence,
+    "no ticket": _no_ticket,
+    "no count": _no_count,
+    "no doubt": _no_doubt,
+}

@@ -1,0 +1,188 @@
+"""A streaming query without Spark that reads at most once: drivers, task attempts and a checkpoint, on a real broker.
+
+Spark's promises are all that holds here: a batch that is in the checkpoint is planned again with the same ends, in
+tasks that differ from run to run; any attempt may run twice, late, or die. There may be two drivers at a time, and
+somebody may delete the checkpoint.
+"""
+
+import json
+import random
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.spark.sink.actors import Actor, Stage
+from tests.spark.source.topics import Topics
+
+from penstock.client.cluster import Cluster
+from penstock.client.errors import ClientError
+from penstock.client.metadata import Place
+from penstock.client.producing import RawProducer
+from penstock.spark import bookkeeping, tickets
+from penstock.spark import claims as claims_module
+from penstock.spark.claims import Claims
+from penstock.spark.offsets import Position
+from penstock.spark.stream_plan import StreamPlan, Task
+from penstock.spark.tickets import TaskAttempt
+
+PARTITIONS, BATCH_OFFSETS_MAX = 2, 8
+#: Between two of these others may act: they are what others can see, or what looks at others.
+SWITCHING = (
+    (Claims, "starting"),
+    (Claims, "cut"),
+    (Claims, "claim"),
+    (claims_module, "committed"),
+    (RawProducer, "init"),
+    (bookkeeping, "append"),
+    (tickets, "_first"),
+)
+#: Here an actor may die, and nobody else may act: they would wait for what is half done.
+DEADLY = ((Claims, "_write"), (RawProducer, "commit_offsets"), (RawProducer, "end"))
+
+
+@dataclass
+class Checkpoint:
+    """As Spark keeps it: the end of each batch when it is planned, and which of them are over."""
+
+    ends: list[str] = field(default_factory=list)
+    committed: int = -1
+
+
+class World:
+    def __init__(self, topics: Topics, seed: int, *, deaths: float = 0.03) -> None:
+        self.chance = random.Random(seed)
+        self.topics = topics
+        self.topic = topics.create(f"in-{seed}-{uuid.uuid4().hex[:8]}", PARTITIONS)
+        self.group = f"group-{self.topic}"
+        self.stage = Stage(self.chance, deaths=deaths, switching=SWITCHING, deadly=DEADLY)
+        self.checkpoint = Checkpoint()
+        self.rows = Counter[int]()
+        #: What tasks were given, as often as they were.
+        self.given: list[Place] = []
+        self.stages = 0
+        self.failures: list[str] = []
+
+    def feed(self, count: int) -> None:
+        for partition in range(PARTITIONS):
+            self.topics.count(self.topic, range(count), partition=partition)
+            self.rows[partition] += count
+
+    # Spark
+
+    def driver(self) -> None:
+        """One run of the query, until it has read all there is."""
+        options = self.topics.options(
+            subscribe=self.topic,
+            startingOffsets="earliest",
+            contract="at-most-once",
+            minPartitions=str(self.chance.randint(1, 4)),
+            **{"kafka.group.id": self.group},
+        )
+        plan = StreamPlan(options)
+        try:
+            while self._run_batch(plan, self.checkpoint):
+                pass
+        except ClientError as error:
+            self.failures.append(str(error))
+        finally:
+            plan.close()
+
+    def _run_batch(self, plan: StreamPlan, checkpoint: Checkpoint) -> bool:
+        number = checkpoint.committed + 1
+        start = _position(checkpoint.ends[number - 1]) if number else plan.starting()
+        if number == len(checkpoint.ends):
+            end = plan.next_end(start, BATCH_OFFSETS_MAX, None)
+            if end == start:
+                return False
+            if number < len(checkpoint.ends):
+                raise ClientError("another driver uses this checkpoint")
+            checkpoint.ends.append(json.dumps(end.to_json()))
+        self.stage.gate("planned", switches=True)
+        tasks = plan.tasks(start, _position(checkpoint.ends[number]))
+        if not self._run_tasks(tasks):
+            raise ClientError("a task has failed too often")
+        self.stage.gate("checkpoint", switches=True)
+        checkpoint.committed = max(checkpoint.committed, number)
+        return True
+
+    def _run_tasks(self, tasks: list[Task]) -> bool:
+        """Each is tried twice at most, now and then with a twin."""
+        self.stages += 1
+        stage, left = self.stages, dict(enumerate(tasks))
+        for attempt in range(2):
+            attempts = []
+            for index, task in left.items():
+                for twin in range(self.chance.choice((1, 1, 2))):
+                    this = TaskAttempt(stage, index, 2 * attempt + twin)
+                    actor = self.stage.enter(f"task {this}", lambda t=task, a=this: self._attempt(t, a))
+                    attempts.append((index, actor))
+            driver: Actor = self.stage.local.actor
+            driver.wait_for(lambda those=attempts: all(actor.is_done for _, actor in those))
+            for index, actor in attempts:
+                if actor.result:
+                    left.pop(index, None)
+        return not left
+
+    def _attempt(self, task: Task, attempt: TaskAttempt) -> bool:
+        assert task.ticket is not None
+        with Cluster(self.topics.cluster().settings) as cluster:
+            if not tickets.redeem(cluster, task.ticket, attempt):
+                tickets.tell_skipped(cluster, task.ticket, task.wanted, attempt)
+                return True
+        for offset in range(task.wanted.start, task.wanted.end):
+            self.given.append((str(task.wanted.partition), offset))
+            self.stage.gate("reads", switches=offset == task.wanted.start)
+        return True
+
+    # The story
+
+    def run(self) -> None:
+        """Drivers come and die, sometimes two at a time; the last one is left in peace."""
+        with self.stage.gated():
+            for number in range(self.chance.randint(1, 4)):
+                self.feed(self.chance.randint(0, 6))
+                if self.chance.random() < 0.2:
+                    self.checkpoint = Checkpoint()
+                self.stage.enter(f"driver {number}", self.driver)
+                if self.chance.random() < 0.3:
+                    self.stage.enter(f"second driver {number}", self.driver)
+                for _ in range(self.chance.randint(1, 80)):
+                    self.stage.step()
+                self._end_drivers()
+            self.stage.deaths = 0
+            while self.stage.step():
+                pass
+            self.peace = dict(self.rows)
+            self.feed(4)
+            self.stage.enter("last driver", self.driver)
+            while self.stage.step():
+                pass
+
+    def _end_drivers(self) -> None:
+        """Its tasks may outlive a driver for a while."""
+        for actor in list(self.stage.actors):
+            is_driver = "driver" in actor.name
+            if not actor.is_done and (is_driver or self.chance.random() < 0.5):
+                self.stage.kill(actor)
+
+    def check(self) -> None:
+        """Nothing twice; what is lost was counted; nothing is lost where nothing was broken."""
+        found = Counter(self.given)
+        twice = sorted(place for place, count in found.items() if count > 1)
+        assert not twice, f"given twice: {twice}"
+        lost = {(str(p), o) for p, count in self.rows.items() for o in range(count)} - found.keys()
+        untold = lost - self._skipped()
+        assert not untold, f"lost, and not counted: {sorted(untold)}"
+        needless = [place for place in lost if place[1] >= self.peace[int(place[0])]]
+        assert not needless, f"lost in peace: {sorted(needless)}: {self.failures[-1:]}"
+
+    def _skipped(self) -> set[Place]:
+        with self.topics.cluster() as cluster:
+            told = list(bookkeeping.documents(cluster, bookkeeping.SKIPPED, 0, key=self.group))
+        spans: list[Any] = [each for document in told for each in document["ranges"]]
+        return {(str(part), offset) for _, _, part, start, end in spans for offset in range(start, end)}
+
+
+def _position(text: str) -> Position:
+    return Position.from_json(json.loads(text))
