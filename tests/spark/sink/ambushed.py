@@ -136,6 +136,10 @@ class AmbushedReader(StreamReader):
             yield from super().read(partition)
 
 
+#: For as long as this process lives: it serves one reader.
+_LAID = ExitStack()
+
+
 class AmbushedDataSource(PenstockDataSource):
     @classmethod
     def name(cls) -> str:
@@ -150,9 +154,7 @@ class AmbushedDataSource(PenstockDataSource):
     def streamReader(self, schema: Any) -> Any:
         ambush = Ambush(self.options)
         if ambush.point in READER_POINTS:
-            # For as long as this process lives: it serves one reader.
-            self._laid = ExitStack()
-            self._laid.enter_context(ambush.laid(READER_POINTS))
+            _LAID.enter_context(ambush.laid(READER_POINTS))
         return AmbushedReader(ambush, self._real().streamReader(schema))
 
 
