@@ -29,7 +29,7 @@ serve: setup
 	@exec $(BIN)/penstock serve --listen $(LISTEN) --data-dir $(DATA)/broker --http $(HTTP) --welcome
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check src tests benchmarks examples

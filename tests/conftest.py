@@ -4,6 +4,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -14,12 +15,30 @@ settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file stays on one worker, and so do all tests that share the Spark session, which takes a gigabyte."""
-    for item in items:
-        uses_spark = "spark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("spark" if uses_spark else item.path.stem))
+#: Of the Spark tests, those that need no session of their process: they go where there is room.
+WITHOUT_SESSION = (
+    "tests/spark/clusters/",
+    "tests/spark/columns/",
+    "tests/spark/sink/test_concluding",
+    "tests/spark/sink/test_interleavings",
+    "tests/spark/sink/test_sink_kafka",
+    "tests/spark/source/test_java",
+    "tests/spark/source/test_long_lived",
+    "tests/spark/source/test_secure",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file stays on one worker, and so do all that share the Spark session, which takes seconds and a gigabyte."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            shares = nodeid.startswith("tests/spark/") and not nodeid.startswith(WITHOUT_SESSION)
+            return "spark" if shares else super()._split_scope(nodeid)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
