@@ -41,6 +41,11 @@ def test_a_piece_is_the_same_whoever_asks_for_it_and_when(sizes, offsets_max):
     assert list(chunks(ranges, offsets_max, len(pieces) // 2)) == pieces[len(pieces) // 2 :]
 
 
+def test_pieces_are_alike_however_many_partitions_there_are():
+    ranges = ranges_of([(0, 10)] * 100)
+    assert {sum(part.size for part in piece) for piece in chunks(ranges, 250)} == {250}
+
+
 def test_a_slow_replay_has_small_pieces():
     assert [offsets_for(rate) for rate in (None, 0.1, 100, 10**9)] == [
         OFFSETS_DEFAULT,

@@ -37,12 +37,14 @@ def chunk(ranges: Sequence[OffsetRange], offsets_max: int, index: int) -> list[O
     """The piece with this number, from 0: of each range a share in proportion to its size."""
     pieces = count(ranges, offsets_max)
     assert 0 <= index < pieces, f"there are {pieces} pieces, and none has the number {index}"
+    # Each rounds at another place, lest all partitions round up in the same pieces.
+    shifts = [number * pieces // len(ranges) for number in range(len(ranges))]
     cut = (
         each._replace(
-            start=each.start + each.size * index // pieces,
-            end=each.start + each.size * (index + 1) // pieces,
+            start=each.start + (each.size * index + shift) // pieces,
+            end=each.start + (each.size * (index + 1) + shift) // pieces,
         )
-        for each in ranges
+        for each, shift in zip(ranges, shifts, strict=True)
     )
     return [each for each in cut if each.size]
 

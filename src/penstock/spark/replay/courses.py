@@ -10,14 +10,16 @@ from penstock.client.cluster import Cluster
 from penstock.client.letters import REPLAYED_SETTINGS, replayed_topic
 from penstock.client.metadata import TopicInfo
 from penstock.client.topics import NewTopic, ensure_topic
+from penstock.spark.archive.columns import TIMESTAMP
 from penstock.spark.concluding import settle
 from penstock.spark.decisions import Ledger, MicroBatch
 from penstock.spark.offsets import OffsetRange
 from penstock.spark.pipelines.board import Board
+from penstock.spark.pipelines.counts import Tally
 from penstock.spark.pipelines.jobs import JobContext
-from penstock.spark.replay import dead_letters, turns
+from penstock.spark.replay import archives, dead_letters, turns
 from penstock.spark.replay.chunks import offsets_for
-from penstock.spark.replay.outlets import filtered, observed, to_topic, write_once
+from penstock.spark.replay.outlets import filtered, to_topic, write_once
 from penstock.spark.replay.plans import Plan, agreed
 from penstock.spark.replay.request import ReplayError, Request
 from penstock.spark.replay.sources import in_time, pinned, topic_rows
@@ -59,11 +61,37 @@ class RangeCourse:
     def _rows(self, ranges: list[OffsetRange]) -> Any:
         return topic_rows(self._spark, self._cluster, ranges, self._options)
 
-    def write(self, index: int, ranges: list[OffsetRange]) -> int:
+    def _records(self, ranges: list[OffsetRange]) -> Any:
         rows = in_time(self._rows(ranges), self._request)
-        rows, counting = observed(filtered(rows, self._request.where))
+        return filtered(rows, self._request.where)
+
+    def write(self, index: int, ranges: list[OffsetRange]) -> int:
+        counted = Tally.of_rows(self._records(ranges))
         batch = MicroBatch(self._query, index)
-        return write_once(to_topic(rows, self._request), counting, batch, self._options, self._request)
+        write_once(to_topic(counted.frame, self._request), batch, self._options, self._request)
+        return counted.found().get("rows", 0)
+
+
+class ArchiveCourse(RangeCourse):
+    """The same for a Delta table that an archive is kept in; rows are known by the offsets that they had."""
+
+    def __init__(self, cluster: Cluster, request: Request, context: JobContext) -> None:
+        self._archive = archives.archive(request.source)
+        if archives.holds_columns(self._archive):
+            context.note(f"{request.source} holds columns: values are written as JSON of them")
+        super().__init__(cluster, request, context)
+
+    def _pinned(self) -> list[OffsetRange]:
+        return archives.spanned(self._wanted(archives.archived(self._spark, self._archive)), self._archive)
+
+    def _rows(self, ranges: list[OffsetRange]) -> Any:
+        return archives.archived(self._spark, self._archive, ranges)
+
+    def _wanted(self, rows: Any) -> Any:
+        return filtered(in_time(rows, self._request, TIMESTAMP), self._request.where)
+
+    def _records(self, ranges: list[OffsetRange]) -> Any:
+        return archives.as_records(self._wanted(self._rows(ranges)), self._archive)
 
 
 def _told_of(request: Request, first: int, pieces: int) -> str:
@@ -157,10 +185,10 @@ class LettersCourse:
         waiting = dead_letters.replayable(self._waiting(ranges))
         if self._request.to is None:
             waiting = waiting.where("origin_topic is not null")
-        rows, counting = observed(waiting)
+        counted = Tally.of_rows(waiting)
         now_ms = int(time.time() * 1000)
-        out = dead_letters.restored(rows, self._request, self._partitions, self._topic_id, now_ms)
+        out = dead_letters.restored(counted.frame, self._request, self._partitions, self._topic_id, now_ms)
         batch = MicroBatch(self._query, self._before + 1 + index)
-        count = write_once(out, counting, batch, self._options, self._request)
+        write_once(out, batch, self._options, self._request)
         turns.check(self._cluster, batch)
-        return count
+        return counted.found().get("rows", 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from penstock.client.cluster import Cluster
 from penstock.spark.offsets import OffsetRange
@@ -96,8 +96,12 @@ class Replay:
 
 
 def _course(cluster: Cluster, request: Request, context: JobContext) -> Course:
-    from penstock.spark.replay.courses import LettersCourse, RangeCourse
+    from penstock.spark.replay.courses import ArchiveCourse, LettersCourse, RangeCourse
 
-    kinds: dict[Kind, Any] = {Kind.LETTERS: LettersCourse}
-    course: Course = kinds.get(request.kind, RangeCourse)(cluster, request, context)
-    return course
+    match request.kind:
+        case Kind.TOPIC:
+            return RangeCourse(cluster, request, context)
+        case Kind.ARCHIVE:
+            return ArchiveCourse(cluster, request, context)
+        case Kind.LETTERS:
+            return LettersCourse(cluster, request, context)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from penstock.spark.decisions import MicroBatch
 from penstock.spark.replay.request import ReplayError, Request, Times
 
-#: What is written of a row; the time only where it is kept.
-COLUMNS = ("topic", "partition", "key", "value", "headers", "timestamp")
+_FORMAT: Final = "penstock"
 
 
 def filtered(rows: Any, where: str | None) -> Any:
@@ -31,13 +30,8 @@ def _first_line(flaw: Exception) -> str:
     return str(flaw).strip().splitlines()[0]
 
 
-def write_once(
-    rows: Any, records: Any, batch: MicroBatch, options: Mapping[str, str], request: Request
-) -> int:
-    """Write `rows`; returns how many of `records`, which they are made from, were read for that.
-
-    Raises what Spark raises.
-    """
+def write_once(rows: Any, batch: MicroBatch, options: Mapping[str, str], request: Request) -> None:
+    """Nothing where that batch is written already. Raises what Spark raises."""
     given = {
         **options,
         "contract": "exactly-once",
@@ -46,21 +40,11 @@ def write_once(
     }
     if request.times is Times.KEEP:
         given["timestampColumn"] = "timestamp"
-    rows.write.format("penstock").mode("append").options(**given).save()
-    return int(records.get["records"])
-
-
-def observed(rows: Any) -> tuple[Any, Any]:
-    """The rows, and what counts them on their way."""
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as F
-
-    counting = Observation()
-    return rows.observe(counting, F.count(F.lit(1)).alias("records")), counting
+    rows.write.format(_FORMAT).mode("append").options(**given).save()
 
 
 def to_topic(rows: Any, request: Request) -> Any:
-    """Records of a topic as they are, to the partition of their key."""
+    """Records as they are, to the partition of their key."""
     from pyspark.sql import functions as F
 
     return rows.select(F.lit(request.to).alias("topic"), "key", "value", "headers", "timestamp")

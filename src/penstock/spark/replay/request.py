@@ -6,12 +6,12 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final
 
 from penstock.client.errors import ClientError
 from penstock.client.letters import is_letter_topic, original_topic, retry_level
+from penstock.spark.replay.moments import moment_ms
 
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,120}")
 _EARLIEST, _LATEST = "earliest", "latest"
@@ -88,7 +88,7 @@ def read_request(
     rate: str = "",
     id: str = "",
 ) -> Request:
-    """Raises ReplayError, which names the setting."""
+    """Raises ReplayError or OptionError, which name the setting."""
     if from_:
         kind, source = _by_look(from_), from_
     else:
@@ -104,8 +104,8 @@ def read_request(
         where=where or None,
         starting=starting,
         ending=ending,
-        since_ms=_moment_ms("since", since),
-        until_ms=_moment_ms("until", until),
+        since_ms=moment_ms("since", since),
+        until_ms=moment_ms("until", until),
         times=_times(times),
         rate_per_s=_rate(rate),
         id=id,
@@ -143,22 +143,6 @@ def _refuse_two_ranges(request: Request) -> None:
         )
     if None not in (request.since_ms, request.until_ms) and request.since_ms >= request.until_ms:  # type: ignore[operator]
         raise ReplayError("since= must be before until=")
-
-
-def _moment_ms(name: str, text: str) -> int | None:
-    """Milliseconds since 1970, or a date with or without a time, which is of UTC where it does not say."""
-    if not text:
-        return None
-    if re.fullmatch(r"\d{1,15}", text):
-        return int(text)
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise ReplayError(
-            f"{name}={text}: must be a time such as 2026-03-01T12:00:00Z or milliseconds"
-        ) from None
-    aware = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-    return round(aware.timestamp() * 1000)
 
 
 def _times(text: str) -> Times:

@@ -1,0 +1,148 @@
+"""Dead letters replayed by real Spark: back where they are from, as they were, and each once."""
+
+import json
+
+import pytest
+from tests.compat.message import Message
+
+from penstock.client.letters import (
+    Failure,
+    Origin,
+    dead_letter_topic,
+    headers_for,
+    replayed_key,
+    replayed_topic,
+)
+from penstock.protocol.letters import WITHOUT_RECORD
+from penstock.spark.decisions import SinkError
+from penstock.spark.replay import ReplayError, turns
+from penstock.spark.replay.request import Kind, read_request
+
+OWN = (("trace", b"abc"), ("none", None))
+
+
+def letter(topic, number, *, partition=1, error="ValueError", dead_in=0):
+    origin = Origin(topic=topic, partition=partition, offset=number, timestamp_ms=1_700_000_000_000 + number)
+    failure = Failure(error_class=error, message="no such colour", stack="...")
+    headers = headers_for(OWN, origin, failure, group="billing", attempts=5)
+    return Message(value=b"%d" % number, key=b"k%d" % number, headers=tuple(headers), partition=dead_in)
+
+
+@pytest.fixture
+def orders(topics, unique):
+    topic = topics.create(unique("orders"), 3)
+    topics.create(dead_letter_topic(topic), 2)
+    return topic
+
+
+@pytest.fixture
+def dead(topics, orders):
+    """20 letters, the even ones in partition 0; those from 10 on failed for another reason."""
+    dead = dead_letter_topic(orders)
+    for partition in range(2):
+        numbers = range(partition, 20, 2)
+        topics.fill(
+            dead,
+            [
+                letter(orders, n, dead_in=partition, error="ValueError" if n < 10 else "KeyError")
+                for n in numbers
+            ],
+        )
+    return dead
+
+
+def test_back_as_they_were_and_once_under_whatever_id(desk, topics, orders, dead, unique):
+    assert "10 records" in desk.run(from_=dead, where="error_class = 'KeyError'", id="first")
+    assert desk.numbers(orders) == list(range(10, 20))
+    for row in desk.rows(orders):
+        number = int(row["value"])
+        assert row["partition"] == 1
+        assert row["key"] == b"k%d" % number
+        assert row["headers"] == [{"key": name, "value": value} for name, value in OWN]
+    # What is in the list is there under the key that others look for.
+    listed = {row["key"]: json.loads(row["value"]) for row in desk.rows(replayed_topic(dead))}
+    assert listed.keys() == {replayed_key(number % 2, number // 2) for number in range(10, 20)}
+    assert {(each["replay"], each["to"]) for each in listed.values()} == {("first", orders)}
+    # Another replay takes the rest, and a third one finds nothing, whatever it is called and wherever it goes.
+    elsewhere = topics.create(unique("elsewhere"), 1)
+    assert "10 records" in desk.run(letters=dead, to=elsewhere, id="second")
+    assert "0 records" in desk.run(letters=dead, id="third")
+    assert desk.numbers(elsewhere) == list(range(10))
+    assert desk.numbers(orders) == list(range(10, 20))
+    topics.fill(dead, [letter(orders, 77)])
+    assert "1 records" in desk.run(letters=dead, id="third")
+    assert desk.numbers(orders) == [*range(10, 20), 77]
+
+
+def test_stopped_and_run_again(desk, orders, dead):
+    desk.stops_at = 5
+    desk.run(letters=dead, rate="3")
+    assert len(desk.rows(orders)) == 5
+    desk.stops_at = None
+    assert "15 records" in desk.run(letters=dead)
+    assert desk.numbers(orders) == list(range(20))
+
+
+def test_what_is_no_letter_is_left_out_and_told(desk, topics, orders, dead):
+    bare = letter(orders, 0)
+    topics.fill(
+        dead,
+        [
+            Message(value=b"by hand"),
+            bare._replace(value=None, headers=(*bare.headers, (WITHOUT_RECORD, b"gone"))),
+            letter(orders, 5, partition=17),
+        ],
+    )
+    told = desk.run(letters=dead, where="offset >= 10")
+    assert "1 letters have no record in them" in told
+    assert "1 records do not tell where they are from" in told
+    (row,) = desk.rows(orders)
+    assert (row["value"], row["headers"][0]["key"]) == (b"5", "trace")
+    topics.fill(dead, [letter("never-made", 6)])
+    with pytest.raises(ReplayError, match="from topics that do not exist: never-made"):
+        desk.run(letters=dead)
+    assert len(desk.rows(orders)) == 1
+
+
+def test_letters_of_a_topic_that_was_made_anew_are_others(desk, topics, orders, dead):
+    desk.run(letters=dead)
+    topics.delete(dead)
+    topics.create(dead, 2)
+    topics.fill(dead, [letter(orders, 30)])
+    assert "1 records" in desk.run(letters=dead)
+    assert desk.numbers(orders) == [*range(20), 30]
+
+
+def test_who_begins_takes_the_turn_from_who_was_before(desk, topics, orders, dead):
+    """The first of two is in the middle when the second begins: it stops, and nothing is written twice."""
+    second = type(desk)(desk.spark, topics)
+
+    def begin_second(done, total):
+        if done == 5 and not second.progress:
+            second.run(letters=dead, id="second")
+
+    desk.on_progress = begin_second
+    with pytest.raises(SinkError, match="another replay of the same dead letters has begun since"):
+        desk.run(letters=dead, rate="3", id="first")
+    assert second.progress[-1] == (20, 20)
+    assert desk.numbers(orders) == list(range(20))
+
+
+def test_turns_go_up(topics, unique):
+    query = unique("letters")
+    with topics.cluster() as cluster:
+        numbers = [turns.begin(cluster, query) for _ in range(3)]
+    assert numbers == sorted(set(numbers))
+    assert numbers[2] - numbers[1] >= 1 << 30
+
+
+def test_what_is_meant_by_from():
+    kinds = {
+        "orders": Kind.TOPIC,
+        "orders.dlq": Kind.LETTERS,
+        "orders.retry.1": Kind.TOPIC,
+        "orders.dlq.replayed": Kind.TOPIC,
+        "lake/orders": Kind.ARCHIVE,
+        "s3://lake/orders": Kind.ARCHIVE,
+    }
+    assert {name: read_request(from_=name, to="t").kind for name in kinds} == kinds
