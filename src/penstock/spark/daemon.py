@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from typing import Final
 
@@ -22,6 +23,9 @@ def main() -> None:
             preload()
     from pyspark.daemon import manager
 
+    # Workers collect garbage after every task, and would walk through all that is loaded here each time.
+    gc.collect()
+    gc.freeze()
     manager()
 
 
