@@ -2,28 +2,10 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-from tests.demo.demos import Demo
+from tests.demo.conftest import Run
 from tests.waiting import eventually
-
-Run = Callable[..., Demo]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    """Starts the demo in one folder, as often as a test likes."""
-    demos: list[Demo] = []
-
-    def start(*flags: str) -> Demo:
-        demos.append(Demo(tmp_path / "data", *flags))
-        return demos[-1]
-
-    yield start
-    for demo in demos:
-        demo.kill()
 
 
 def test_without_spark_the_rest_flows_and_a_second_start_goes_on(run: Run) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 #: Spark's batches come every few seconds; what is shown should not jump with each.
 WINDOW_S: Final = 10.0
 STEP_S: Final = 3.0
-STEPS: Final = 10
+STEPS: Final = 8
 
 
 class Meter:

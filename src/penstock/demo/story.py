@@ -66,7 +66,7 @@ _LINES: Final = (
     _Line(name=BILLING, kind=Kind.SUBSCRIBER, last=(True, False), note="plain subscriber group"),
     _Line(name=CLEANING, kind=Kind.SPARK, last=(True, True), note="exactly once"),
     _Line(name=CLEAN, kind=Kind.TOPIC, last=(True, True, False), note="parsed and priced"),
-    _Line(name=SUMMING, kind=Kind.SPARK, last=(True, True, False, False), note="duplicates out"),
+    _Line(name=SUMMING, kind=Kind.SPARK, last=(True, True, False, False), note="no duplicates"),
     _Line(name=REVENUE, kind=Kind.TOPIC, last=(True, True, False, False, True), note="per product, 10 s"),
     _Line(name=ARCHIVING, kind=Kind.SPARK, last=(True, True, False, True), note="exactly once"),
     _Line(name=LAKE, kind=Kind.TABLE, last=(True, True, False, True, True), note="Delta table"),
@@ -147,7 +147,8 @@ class Story:
         query = spark.told.queries[line.name]
         if not query.is_running:
             return "Spark is starting" if not spark.told.is_up else "is starting"
-        return f"Spark, {line.note}"
+        pace = "" if query.batch_ms is None else f", {query.batch_ms / 1000:.1f} s"
+        return f"Spark, {line.note}{pace}"
 
     def _totals(self) -> dict[str, int | None]:
         """What each line has in all; readers have none, but a lag."""

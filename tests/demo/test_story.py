@@ -1,0 +1,59 @@
+"""The whole story with Spark: every part of it happens, it stops in good order, and a second start goes on with it."""
+
+from pathlib import Path
+
+import pytest
+from tests.demo.conftest import Run
+from tests.demo.demos import Demo
+from tests.waiting import eventually
+
+from penstock.demo.spark_child import missing
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason="no Spark here (pip install 'penstock[spark]')")
+
+#: What flows, and who reads it.
+TOTALS = ("orders", "orders.clean", "orders.retry", "orders.dlq", "replay", "revenue", "lake/orders")
+READERS = ("billing", "clean-orders", "sum-up", "archive-orders")
+WITHIN_S = 180.0
+
+
+def untold(demo: Demo) -> list[str]:
+    """What has not happened yet."""
+    counts = demo.counts
+    return [name for name in TOTALS if not counts.get(name)] + [
+        name for name in READERS if name not in counts
+    ]
+
+
+def await_story(demo: Demo) -> None:
+    try:
+        eventually(lambda: not untold(demo), within_s=WITHIN_S)
+    except AssertionError:
+        raise AssertionError(f"{untold(demo)} did not happen:\n{demo.output}") from None
+
+
+def archived(table: Path) -> list[tuple[int, int]]:
+    """Partition and offset of every row."""
+    from deltalake import DeltaTable
+
+    rows = DeltaTable(str(table)).to_pyarrow_table(columns=["_partition", "_offset"])
+    return list(zip(rows["_partition"].to_pylist(), rows["_offset"].to_pylist(), strict=True))
+
+
+@pytest.mark.timeout(500)
+def test_every_part_of_the_story_happens_and_goes_on_after_a_stop(run: Run, tmp_path: Path) -> None:
+    first = run("--rate", "100")
+    await_story(first)
+    assert first.stop() == 0, first.output
+    assert first.processes() == {}, "left behind"
+    assert "Traceback" not in first.output
+    before = archived(tmp_path / "data" / "lake" / "orders")
+
+    second = run("--rate", "100")
+    more = len(before) + 1
+    eventually(lambda: second.counts.get("lake/orders", 0) > more, within_s=WITHIN_S, what="more rows")
+    assert second.stop() == 0, second.output
+    assert second.processes() == {}, "left behind"
+    after = archived(tmp_path / "data" / "lake" / "orders")
+    assert set(before) <= set(after)
+    assert len(set(after)) == len(after), "a record is archived twice"
