@@ -38,6 +38,8 @@ from penstock.spark.decisions import (
     driver_name,
     last_mark,
     overtaken,
+    own,
+    owner,
 )
 
 _LOG: Final = logging.getLogger("penstock.spark")
@@ -114,18 +116,37 @@ def _take(ledger: Ledger, batch: MicroBatch) -> int | None:
     return mark.number if mark is not None and mark.number > batch.number else ledger.take()
 
 
-def finish_before(cluster: Cluster, batch: MicroBatch) -> None:
+def finish_before(cluster: Cluster, batch: MicroBatch, checkpoint: str | None = None) -> None:
     """Commit what was decided before this batch, for those who need not repeat a batch before they go on to the next.
 
     Raises Unavailable, Refused, SinkError.
     """
     mark = last_mark(cluster, batch.query, stable=True)
+    if mark is None and checkpoint is not None:
+        succeed(cluster, checkpoint, batch.query)
     if mark is None or mark.number >= batch.number:
         return
     with Ledger(cluster, batch.query) as ledger:
         last = ledger.last()
         if last is not None and last.batch.number < batch.number:
             _commit(ledger, last, fails_on_loss=True)
+
+
+def succeed(cluster: Cluster, checkpoint: str, query: str) -> None:
+    """Before its first batch: settle what the query has left that had this checkpoint before.
+
+    That one will not run again, for Spark finds another query in its checkpoint. Nobody else would end what it has
+    prepared, and those who read what is committed would wait for ever. Raises Unavailable, Refused, SinkError.
+    """
+    last = owner(cluster, checkpoint)
+    if last == query:
+        return
+    if last is not None:
+        _LOG.warning(
+            "query %s takes the place of %s, whose checkpoint was deleted (%s)", query, last, checkpoint
+        )
+        settle(cluster, last)
+    own(cluster, checkpoint, query)
 
 
 def settle(cluster: Cluster, query: str) -> None:

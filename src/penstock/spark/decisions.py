@@ -244,6 +244,29 @@ class Ledger:
                     yield found
 
 
+# Whose checkpoint it is
+
+
+def _key(checkpoint: str) -> str:
+    """That of no query."""
+    return f"checkpoint{NOT_IN_NAMES}{checkpoint}"
+
+
+def owner(cluster: Cluster, checkpoint: str) -> str | None:
+    """The query that had this checkpoint last; None where nobody has told. Raises Unavailable, Refused."""
+    bookkeeping.make_ready(cluster, _NEW_TOPIC)
+    found = None
+    start = bookkeeping.beginning_of(cluster, TOPIC)
+    for each in bookkeeping.documents(cluster, TOPIC, start, key=_key(checkpoint)):
+        found = str(each["query"])
+    return found
+
+
+def own(cluster: Cluster, checkpoint: str, query: str) -> None:
+    """From now on it is this one. Raises Unavailable, Refused."""
+    bookkeeping.append(cluster, TOPIC, {"version": _VERSION, "query": query}, key=_key(checkpoint))
+
+
 def overtaken(batch: MicroBatch) -> SinkError:
     return SinkError(
         f"{batch}: another driver has taken this query over, and this one must stop; "

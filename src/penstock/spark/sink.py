@@ -7,10 +7,13 @@ each other is in the messages of tasks.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -21,7 +24,7 @@ from pyspark.sql.datasource import (
 
 from penstock.client.cluster import Cluster
 from penstock.client.prepared import Prepared
-from penstock.spark.concluding import conclude, finish_before, withdraw
+from penstock.spark.concluding import conclude, finish_before, succeed, withdraw
 from penstock.spark.decisions import Ledger, MicroBatch, SinkError
 from penstock.spark.option_values import OptionError
 from penstock.spark.plainly import told_plainly
@@ -65,7 +68,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc, unused-ignore]
         self.batch = options.repeatable or MicroBatch(uuid.uuid4().hex, 0)
         self.ticket = _ticket(options)
         if options.repeatable is not None:
-            finish_before(task_cluster(options.connection), self.batch)
+            finish_before(task_cluster(options.connection), self.batch, checkpoint_name(options.checkpoint))
 
     def write(self, iterator: Iterator[Any]) -> Written:
         return _write(self.options, self.columns, lambda: self.batch, self.ticket, iterator)
@@ -117,7 +120,10 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc, unused-ig
         batch = batch_of(messages, batchId)
         if self.options.contract is not Contract.EXACTLY_ONCE or batch is None:
             return
-        with Ledger(task_cluster(self.options.connection), batch.query) as ledger:
+        cluster, checkpoint = task_cluster(self.options.connection), checkpoint_name(self.options.checkpoint)
+        if batch.number == 0 and checkpoint is not None:
+            succeed(cluster, checkpoint, batch.query)
+        with Ledger(cluster, batch.query) as ledger:
             fails_on_loss = self.options.fail_on_data_loss
             conclude(ledger, batch, prepared_by(messages), fails_on_loss=fails_on_loss)
 
@@ -128,6 +134,15 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc, unused-ig
             return
         with Ledger(task_cluster(self.options.connection), batch.query) as ledger:
             withdraw(ledger, batch, prepared_by(messages))
+
+
+def checkpoint_name(location: str | None) -> str | None:
+    """The same for all who mean the same folder: a path means another one on another machine."""
+    if location is None:
+        return None
+    parts = urlsplit(location)
+    is_local = parts.scheme in ("", "file")
+    return f"{socket.gethostname()}:{os.path.abspath(parts.path)}" if is_local else location.rstrip("/")
 
 
 def _ticket(options: SinkOptions) -> Ticket | None:

@@ -71,6 +71,8 @@ class SinkOptions:
     two_phase: bool = True
     #: How long they stay open else.
     transaction_timeout_ms: int = _TIMEOUT_MS
+    #: Where the query keeps how far it has come, if that is known.
+    checkpoint: str | None = None
     #: Stop when what was decided to be written has been aborted meanwhile.
     fail_on_data_loss: bool = True
 
@@ -84,6 +86,7 @@ class SinkOptions:
             topic=given.text("topic") or None,
             timestamp_column=given.text("timestampColumn") or None,
             repeatable=repeatable,
+            checkpoint=given.text("checkpointLocation") or None,
             contract=_contract(given, repeatable),
             fail_on_data_loss=given.flag("failOnDataLoss", default=True),
             codec=_codec(settings.pop("compression.type", "none")),

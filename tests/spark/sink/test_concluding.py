@@ -16,7 +16,7 @@ from penstock.client.prepared import Prepared, end_prepared
 from penstock.client.producing import RawProducer
 from penstock.client.transactions import list_transactions
 from penstock.spark import concluding, writing
-from penstock.spark.concluding import attempts_prefix, conclude, finish_before, settle, withdraw
+from penstock.spark.concluding import attempts_prefix, conclude, finish_before, settle, succeed, withdraw
 from penstock.spark.decisions import Decision, Ledger, MicroBatch, SinkError, driver_name, last_mark
 from penstock.spark.sink_options import SinkOptions
 from penstock.spark.sink_rows import SinkColumns
@@ -256,6 +256,24 @@ def test_a_query_that_will_not_run_again_is_settled(query):
     settle(query.cluster, query.id)
     query.await_rest()
     assert query.numbers() == [1, 2]
+
+
+def test_a_query_whose_checkpoint_was_deleted_holds_nobody_back(query, unique):
+    """It died with transactions prepared; another query begins with the same checkpoint."""
+    checkpoint = unique("checkpoint")
+    succeed(query.cluster, checkpoint, query.id)
+    query.commit([query.attempt([1])])
+    query.attempt([2], number=1)
+    succeed(query.cluster, checkpoint, query.id)
+    assert not query.is_at_rest(), "it may still decide for what it has prepared"
+    other = Query(query.topics, query.topic)
+    succeed(query.cluster, checkpoint, other.id)
+    query.await_rest()
+    assert other.commit([other.attempt([1])])
+    late = query.attempt([2], number=1)
+    query.commit([late], number=1)
+    assert query.numbers() == [1, 1, 2], "should it run after all, it goes on"
+    other.cluster.close()
 
 
 def test_a_process_uses_its_ids_again_two_batches_later(query):
