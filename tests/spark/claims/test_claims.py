@@ -177,13 +177,14 @@ def test_a_driver_that_is_idle_learns_that_it_was_replaced(topics, driver, uniqu
 
 
 def test_claims_are_repeated_lest_brokers_forget_them(topics, group, unique, caplog):
-    topic = topics.create(unique("t"))
+    topic, gone = topics.create(unique("t")), topics.create(unique("gone"))
     now, told = [0.0], []
     cluster = topics.cluster()
     claims = Claims(cluster, group, deadline=lambda timeout_ms: Deadline(timeout_ms, clock=lambda: now[0]))
     claims.repeat()
-    claims.claim(claims.cut([OffsetRange(topic, None, 0, 0, 5)]))
-    before = committed(cluster, group)
+    claims.claim(claims.cut([OffsetRange(each, None, 0, 0, 5) for each in (topic, gone)]))
+    topics.delete(gone)
+    before = committed(cluster, group, [(topic, 0)])
     real = RawProducer.commit_offsets
 
     def commits(self, group, offsets):
@@ -195,7 +196,7 @@ def test_claims_are_repeated_lest_brokers_forget_them(topics, group, unique, cap
             now[0] += wait_s
             claims.repeat()
     assert told == [before]
-    assert committed(cluster, group) == before
+    assert committed(cluster, group, [(topic, 0)]) == before
     now[0] += REPEAT_MS / 1000
     with mock.patch.object(claims_module, "committed", side_effect=Unavailable("nobody is there")):
         claims.repeat()

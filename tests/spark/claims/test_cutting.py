@@ -47,7 +47,7 @@ def test_a_claim_is_read_as_it_was_written():
 
 
 def test_positions_of_others_count_as_claims():
-    for metadata in ("", METADATA, "{", '{"topic": "x"}', '["penstock-spark"]'):
+    for metadata in ("", METADATA, f"{METADATA} 7", f"{METADATA}-x", "{", '{"topic": "x"}'):
         assert claim_of(CommittedOffset(offset=5, metadata=metadata)) == Claim(5)
 
 

@@ -7,6 +7,7 @@ import pytest
 from penstock.protocol.compression import Codec
 from penstock.spark.decisions import MicroBatch
 from penstock.spark.option_values import OptionError
+from penstock.spark.sink import checkpoint_name
 from penstock.spark.sink_options import Contract, SinkOptions
 
 SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
@@ -55,6 +56,15 @@ def test_a_batch_write_with_a_name_is_done_once():
     assert options.two_phase, "it is repeated, so somebody ends what is left open"
     assert parse(streaming=False).repeatable is None
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_a_checkpoint_has_one_name():
+    here = checkpoint_name("/some/where/")
+    assert here == checkpoint_name("file:///some/where") == checkpoint_name("/some/../some/where")
+    assert here.endswith(":/some/where")
+    assert here != "/some/where", "another machine has another folder there"
+    assert checkpoint_name("s3a://some/where/") == "s3a://some/where"
+    assert checkpoint_name(None) is None
 
 
 @pytest.mark.parametrize(
