@@ -1,0 +1,50 @@
+"""The driver of a query that lives long: does what the lines on its stdin say (JSON), and answers each with a line.
+
+start: a query from one topic to another, exactly once; stop: as Spark stops it, in the middle of whatever it does;
+look: what has become of it.
+"""
+
+import json
+import sys
+from typing import Any
+
+from penstock.spark.session import session
+
+QUIET = {"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
+
+
+class Driver:
+    def __init__(self) -> None:
+        self.spark = session("long-lived", master="local[2,4]", settings=QUIET)
+        self.query: Any = None
+
+    def start(self, source: dict[str, str], sink: dict[str, str], checkpoint: str) -> dict[str, Any]:
+        frame = self.spark.readStream.format("penstock").options(**source).load().select("key", "value")
+        writer = frame.writeStream.format("penstock").options(**sink)
+        writer = writer.option("checkpointLocation", checkpoint)
+        self.query = writer.trigger(processingTime="100 milliseconds").start()
+        return self.look()
+
+    def stop(self) -> dict[str, Any]:
+        self.query.stop()
+        return self.look()
+
+    def look(self) -> dict[str, Any]:
+        error, progress = self.query.exception(), self.query.lastProgress
+        return {
+            "error": None if error is None else str(error),
+            "is_active": self.query.isActive,
+            "batch": None if progress is None else progress.batchId,
+        }
+
+
+def main() -> None:
+    driver = Driver()
+    for line in sys.stdin:
+        given = json.loads(line)
+        print(json.dumps(getattr(driver, given.pop("do"))(**given)), flush=True)
+    driver.spark.stop()
+
+
+if __name__ == "__main__":
+    main()
