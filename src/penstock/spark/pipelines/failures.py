@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 from penstock.client.errors import ClientError
 from penstock.client.letters import Failure
+from penstock.spark.offsets import Position, ranges
 from penstock.spark.pipelines.declaration import PipelineError
 
 #: The last line of a traceback: a class, and what it says.
@@ -14,7 +17,10 @@ _RAISED: Final = re.compile(
     r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt|[A-Z]\w*)): ?(?P<message>.*)$"
 )
 _TRACEBACK: Final = "Traceback (most recent call last):"
-_CAUSE: Final = re.compile(r"^Caused by: (?P<kind>[\w.$]+)(?:: (?P<message>.*))?$", re.MULTILINE)
+#: How Spark tells where a query stood that has failed: before its last batch, and after it.
+_BEFORE: Final = "Current Committed Offsets: "
+_AFTER: Final = "Current Available Offsets: "
+_POSITION: Final = '{"version"'
 
 
 def is_of_rows(error: Exception) -> bool:
@@ -66,3 +72,24 @@ def sentence_of(error: BaseException) -> str:
         return str(error)
     text = _text(error)
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+
+
+def range_in(error: BaseException) -> str | None:
+    """The offsets of the batch that failed, of an error with which a streaming query has ended."""
+    text = str(error)
+    after = list(_positions(text, _AFTER))
+    before = list(_positions(text, _BEFORE))
+    before += [Position({})] * (len(after) - len(before))
+    found = [each for start, end in zip(before, after, strict=False) for each in ranges(start, end)]
+    told = [f"{each.topic}[{each.partition}] {each.start} to {each.end - 1}" for each in found]
+    return ", ".join(told) or None
+
+
+def _positions(text: str, title: str) -> Iterator[Position]:
+    """One for each source, which is what comes before it in the line."""
+    _, _, rest = text.partition(title)
+    line = rest.partition("\n")[0]
+    while (at := line.find(_POSITION)) >= 0:
+        content, end = json.JSONDecoder().raw_decode(line, at)
+        yield Position.from_json(content)
+        line = line[end:]

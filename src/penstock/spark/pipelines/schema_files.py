@@ -85,20 +85,22 @@ def from_avro(document: Any, name: str) -> str:
 
 
 def _avro_record(document: dict[str, Any], name: str, path: str, known: dict[str, Any]) -> dict[str, Any]:
-    _remember(document, known)
+    # A record within itself would have no end of columns: until it is read, it is not known.
     fields = []
     for field in document.get("fields", ()):
         kind, may_be_null = _avro_type(field["type"], name, f"{path}{field['name']}", known)
         fields.append(_field(field["name"], kind, may_be_null, required=True))
+    _remember(document, known)
     return {"type": "struct", "fields": fields}
 
 
 def _remember(document: dict[str, Any], known: dict[str, Any]) -> None:
-    """Named types may be used again by name, with the namespace or without."""
-    short = str(document.get("name", "")).rpartition(".")[2]
-    known[short] = known[str(document.get("name"))] = document
-    if "namespace" in document:
-        known[f"{document['namespace']}.{short}"] = document
+    """Named types may be used again by name, with a namespace or without."""
+    known[_short(str(document.get("name", "")))] = document
+
+
+def _short(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _avro_type(kind: Any, name: str, path: str, known: dict[str, Any]) -> tuple[_Type, bool]:
@@ -110,9 +112,9 @@ def _avro_type(kind: Any, name: str, path: str, known: dict[str, Any]) -> tuple[
     if isinstance(kind, str):
         if kind in _AVRO_SCALARS:
             return _AVRO_SCALARS[kind], False
-        if kind not in known or known[kind].get("type") == "record":
+        if _short(kind) not in known:
             raise _refused(name, path, kind)
-        return _avro_type(known[kind], name, path, known)
+        return _avro_type(known[_short(kind)], name, path, known)
     if not isinstance(kind, dict):
         raise _refused(name, path, kind)
     return _avro_complex(kind, name, path, known), False

@@ -1,0 +1,258 @@
+"""Batches of pipelines on real Spark: what goes in comes out, as rows, retries or dead letters, and nothing twice."""
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from tests.spark.pipelines import functions
+from tests.waiting import eventually
+
+from penstock.client.letters import origin_of
+from penstock.protocol.letters import ERROR_CLASS, ERROR_STACK, MESSAGE, REASON
+from penstock.spark.pipelines import batch as batch_module
+from penstock.spark.pipelines.assembly import start
+from penstock.spark.pipelines.board import Board
+from penstock.spark.pipelines.declaration import (
+    Backoff,
+    BatchError,
+    Errors,
+    Pipeline,
+    PipelineError,
+    Source,
+    TopicSink,
+)
+from penstock.spark.pipelines.failures import range_in
+from penstock.spark.pipelines.parsing import json_rows
+from penstock.spark.pipelines.status import Counts
+from penstock.spark.sink_options import Contract
+
+ORDERS = json_rows("id STRING NOT NULL, amount DOUBLE")
+SLOWLY = Errors(attempts=3, backoff=Backoff(base_ms=60_000, cap_ms=60_000))
+AT_ONCE = Errors(attempts=3, backoff=Backoff(base_ms=1, cap_ms=1))
+
+
+@pytest.fixture
+def declare(topics, unique):
+    """A pipeline from `orders` to `clean`, two new topics of two partitions, with what a test wants of it."""
+
+    def declared(**given):
+        names = [topics.create(unique(prefix), 2) for prefix in ("orders", "clean")]
+        common = {
+            "name": unique("p"),
+            "source": Source(topics=(names[0],)),
+            "sink": TopicSink(topic=names[1]),
+            "delivery": Contract.EXACTLY_ONCE,
+            "parse": ORDERS,
+        }
+        return Pipeline(**common | given), *names
+
+    return declared
+
+
+def headers_of(message):
+    return {name: (value or b"").decode() for name, value in message.headers}
+
+
+def origin(message):
+    found = origin_of(message.headers, topic="?", partition=-1, offset=-1, timestamp_ms=-1)
+    return found.topic, found.partition, found.offset
+
+
+def orders(count):
+    return [{"id": str(number), "amount": float(number)} for number in range(count)]
+
+
+def counted(line, name):
+    with line.topics.cluster() as cluster:
+        found = Board(cluster).read()[f"{name}/rows"]
+    return Counts.from_json(found["totals"])
+
+
+def test_good_and_bad_rows_of_one_evaluation(line, declare):
+    declared, source, sink = declare(
+        rows=(functions.price,), transform=lambda rows: rows.where("total > 0"), errors=SLOWLY
+    )
+    line.put(source, {"id": "a", "amount": 1.5}, b"{", {"id": "broken", "amount": 1}, {"amount": 3})
+    line.put(source, {"id": "hopeless"}, {"id": "unwanted"}, {"id": "misfit"}, None, partition=1)
+    line.put(source, {"id": "b", "amount": 2}, {"id": "minus", "amount": -2}, partition=1)
+    line.run(declared)
+    assert sorted((row["id"], row["total"]) for row in line.rows(sink)) == [("a", 3.0), ("b", 4.0)]
+    assert {each.headers for each in line.messages(sink)} == {(("own", b"header"),)}
+    (retry,) = line.messages(f"{source}.retry.1")
+    told = headers_of(retry)
+    assert (origin(retry), retry.key, retry.value) == ((source, 0, 2), b"2", b'{"id": "broken", "amount": 1}')
+    assert (told["own"], told[ERROR_CLASS], told[MESSAGE]) == ("header", "ValueError", "no price for it")
+    assert 'raise ValueError("no price for it")' in told[ERROR_STACK]
+    first_ms = int(told["penstock.dlq.timestamp"])
+    assert first_ms + 60_000 <= retry.timestamp_ms
+    dead = {origin(each)[1:]: headers_of(each) for each in line.messages(f"{source}.dlq")}
+    assert {place: each[MESSAGE].split(":")[0] for place, each in dead.items()} == {
+        (0, 1): "the value is no JSON",
+        (0, 3): "id is missing",
+        (1, 0): "never",
+        (1, 2): "price returned what does not fit its columns",
+        (1, 3): "there is no value",
+    }
+    assert {each[REASON] for each in dead.values()} == {"refused"}
+    assert counted(line, declared.name) == Counts(rows_in=10, rows_out=2, retried=1, dead=5)
+
+
+def test_retries_come_back_when_due(line, declare, tmp_path):
+    """One row works at the second attempt, one never does; another group's retry is left alone."""
+    mended = tmp_path / "mended"
+    declared, source, sink = declare(rows=(functions.until_there(str(mended)),), errors=AT_ONCE, every_ms=100)
+    line.put(source, {"id": "late"}, {"id": "never"}, {"id": "good"}, partition=1)
+    running = start(line.spark, declared, line.settings(declared, once=False))
+    try:
+        eventually(lambda: line.messages(f"{source}.dlq"), within_s=60, what="a dead letter")
+        mended.touch()
+        line.put(source, {"id": "late"}, partition=1)
+        eventually(lambda: len(line.rows(sink)) == 2, within_s=60, what="what was tried again")
+    finally:
+        for query in running:
+            query.stop()
+    assert [query.exception() for query in running] == [None]
+    dead = line.messages(f"{source}.dlq")
+    assert {origin(each) for each in dead} <= {(source, 1, 0), (source, 1, 1)}
+    letter = next(each for each in dead if origin(each)[2] == 1)
+    assert origin_of(letter.headers, topic="", partition=0, offset=0, timestamp_ms=0).attempts == 3
+    assert headers_of(letter)[REASON] == "given up"
+    assert letter.partition == 1
+    for level, count in ((1, 3), (2, 2)):
+        retries = line.messages(f"{source}.retry.{level}")
+        assert len(retries) >= count - 1
+        assert {each.partition for each in retries} == {1}
+
+
+def test_poison_in_a_transform_is_found_in_few_runs(line, declare, monkeypatch):
+    declared, source, sink = declare(
+        transform=lambda rows: rows.selectExpr("if(id = '7123', raise_error('poison'), id) as value")
+    )
+    line.put(source, *orders(10_000))
+    tries = []
+    real = batch_module._Batch._try
+    monkeypatch.setattr(batch_module._Batch, "_try", lambda self, rows: tries.append(1) or real(self, rows))
+    line.run(declared)
+    found = sorted(int(each.value) for each in line.messages(sink))
+    assert found == [number for number in range(10_000) if number != 7123]
+    (dead,) = line.messages(f"{source}.dlq")
+    assert (origin(dead), dead.key) == ((source, 0, 7123), b"7123")
+    assert "poison" in headers_of(dead)[MESSAGE]
+    assert len(tries) <= 30
+    assert counted(line, declared.name) == Counts(rows_in=10_000, rows_out=9_999, dead=1)
+
+
+def test_what_is_not_about_rows_makes_no_dead_letters(line, declare, unique):
+    declared, source, _ = declare(sink=TopicSink(topic=unique("nowhere")), parse=None)
+    line.put(source, *orders(3))
+    with pytest.raises(StreamingQueryException, match="unknown topic or partition"):
+        line.run(declared)
+    assert line.messages(f"{source}.dlq") == []
+
+
+def test_too_much_poison_fails_with_its_range(line, declare):
+    declared, source, sink = declare(
+        transform=lambda rows: rows.selectExpr("if(amount >= 0, raise_error('all'), id) as value"),
+        errors=Errors(isolated_max=2),
+    )
+    line.put(source, *orders(8))
+    with pytest.raises(StreamingQueryException) as raised:
+        line.run(declared)
+    assert BatchError.__name__ in str(raised.value)
+    assert "more than 2 records make batch 0 of query" in str(raised.value)
+    assert f"of {source}[0] 0 to 7" in str(raised.value)
+    assert range_in(raised.value) == f"{source}[0] 0 to 7"
+    assert line.messages(sink) == line.messages(f"{source}.dlq") == []
+
+
+class Crash(Exception):
+    pass
+
+
+def crashing(monkeypatch, owner, name):
+    """The first time that it is called, everything ends right after it."""
+    real = getattr(owner, name)
+    calls = []
+
+    def crash(*args, **kwargs):
+        result = real(*args, **kwargs)
+        calls.append(name)
+        if len(calls) == 1:
+            raise Crash
+        return result
+
+    monkeypatch.setattr(owner, name, crash)
+    return calls
+
+
+def test_each_row_once_when_a_batch_that_was_written_is_done_again(line, declare, monkeypatch):
+    """Row functions divide the rows in another way at every time, and still each row is in one place, once."""
+    declared, source, sink = declare(rows=(functions.by_chance,), errors=SLOWLY)
+    line.put(source, *orders(60))
+    calls = crashing(monkeypatch, batch_module, "tell")
+    with pytest.raises(StreamingQueryException, match="Crash"):
+        line.run(declared)
+    line.run(declared)
+    assert len(calls) == 2
+    rows = [int(row["id"]) for row in line.rows(sink)]
+    retries = [origin(each)[2] for each in line.messages(f"{source}.retry.1")]
+    assert rows
+    assert retries
+    assert sorted(rows + retries) == list(range(60))
+
+
+def test_each_row_once_with_another_sink(line, declare, monkeypatch, tmp_path):
+    """The sink is written and the letters are not yet: then the evaluation is the one that was kept."""
+    sink = functions.Files(tmp_path / "sink")
+    declared, source, _ = declare(rows=(functions.by_chance,), errors=SLOWLY, sink=sink)
+    line.put(source, *orders(60))
+    calls = crashing(monkeypatch, functions.Files, "write")
+    with pytest.raises(StreamingQueryException, match="Crash"):
+        line.run(declared)
+    assert line.messages(f"{source}.retry.1") == []
+    line.run(declared)
+    assert len(calls) == 2
+    retries = [origin(each)[2] for each in line.messages(f"{source}.retry.1")]
+    assert retries
+    assert sorted([int(row["id"]) for row in sink.rows()] + retries) == list(range(60))
+
+
+def test_what_remembers_rows_gets_them_sorted_out(line, declare):
+    declared, source, sink = declare(
+        stateful=True, transform=lambda rows: rows.dropDuplicates(["id"]).select("id", "amount", "_record")
+    )
+    line.put(source, {"id": "a", "amount": 0.1}, b"garbage", {"id": "a", "amount": 2.0}, {"id": "b"})
+    line.run(declared)
+    line.run(declared)
+    found = {row["id"]: row.get("amount") for row in line.rows(sink)}
+    assert len(line.rows(sink)) == 2
+    assert found in ({"a": 0.1, "b": None}, {"a": 2.0, "b": None})
+    assert {each.headers for each in line.messages(sink)} == {(("own", b"header"),)}
+    (dead,) = line.messages(f"{source}.dlq")
+    assert origin(dead) == (source, 0, 1)
+
+
+WRONG = [
+    ({"transform": lambda rows: rows.where("totl > 0")}, "`totl` cannot be resolved"),
+    ({"transform": lambda rows: rows.nowhere()}, "its function fails on no rows at all"),
+    ({"transform": lambda rows: None}, "its function returns None, not a DataFrame"),
+    (
+        {"transform": lambda rows: rows.selectExpr("1 as value")},
+        "column value is int; it must be string or binary",
+    ),
+    ({"parse": json_rows("id NOTHING")}, "are no columns"),
+    ({"parse": json_rows("_record STRING")}, "cannot be called _record"),
+    ({"source": Source(topics=("no-such-topic",))}, "there is no topic no-such-topic"),
+    ({"source": Source(topics=("no-such-topic",), starting="never")}, "there is no topic"),
+]
+
+
+def test_a_wrong_pipeline_is_a_sentence_and_nothing_runs(line, declare):
+    _, source, sink = declare()
+    for given, words in WRONG:
+        common = {"name": "wrong", "source": Source(topics=(source,)), "sink": TopicSink(topic=sink)}
+        with pytest.raises(PipelineError) as raised:
+            line.run(Pipeline(**common | {"parse": ORDERS} | given))
+        assert words in str(raised.value)
+        assert "\n" not in str(raised.value)
+    assert line.spark.streams.active == []
+    with line.topics.cluster() as cluster:
+        assert f"{source}.dlq" not in cluster.topics()

@@ -1,0 +1,71 @@
+"""Halving finds every record that fails alone, in few tries, and blames no other."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.client.letters import Failure
+from penstock.spark.pipelines.bisecting import Stretch, TooMany, Unsteady, halves, isolate
+
+WHOLE = Failure(error_class="E", message="together")
+
+
+class Trial:
+    def __init__(self, poison):
+        self.poison, self.count = set(poison), 0
+
+    def __call__(self, stretches):
+        self.count += 1
+        found = [p for p in sorted(self.poison) for each in stretches if _holds(each, p)]
+        return Failure(error_class="E", message=str(found[0])) if found else None
+
+
+def _holds(stretch, place):
+    return stretch[:2] == place[:2] and stretch.start <= place[2] < stretch.end
+
+
+def found(stretches, trial, found_max=100):
+    isolated = isolate(stretches, WHOLE, trial, found_max=found_max)
+    return {(*each.stretch[:2], each.stretch.start): each.failure.message for each in isolated}
+
+
+@pytest.mark.parametrize("offset", [0, 4_999, 5_000, 9_999, 1234])
+def test_one_among_ten_thousand(offset):
+    trial = Trial([("t", 0, offset)])
+    assert found([Stretch("t", 0, 0, 10_000)], trial) == {("t", 0, offset): str(("t", 0, offset))}
+    assert trial.count <= 2 * math.ceil(math.log2(10_000)) + 1
+
+
+_stretches = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(1, 30)),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda s: s[0],
+).map(lambda each: [Stretch("t", part, start, start + size) for part, start, size in each])
+
+
+@given(_stretches, st.data())
+def test_all_that_fail_alone_and_no_others(stretches, data):
+    places = [("t", each.partition, offset) for each in stretches for offset in range(each.start, each.end)]
+    poison = data.draw(st.sets(st.sampled_from(places), min_size=1, max_size=5))
+    assert found(stretches, Trial(poison)).keys() == poison
+
+
+@given(_stretches)
+def test_halves_are_the_whole(stretches):
+    if sum(each.size for each in stretches) == 1:
+        return
+    left, right = halves(stretches)
+    sizes = [sum(each.size for each in half) for half in (left, right)]
+    assert sum(sizes) == sum(each.size for each in stretches)
+    assert min(sizes) >= 1
+    assert abs(sizes[0] - sizes[1]) <= 1
+
+
+def test_too_many_and_what_does_not_fail_alone():
+    with pytest.raises(TooMany):
+        found([Stretch("t", 0, 0, 64)], Trial([("t", 0, n) for n in range(64)]), found_max=10)
+    with pytest.raises(Unsteady):
+        found([Stretch("t", 0, 0, 64)], lambda stretches: None)
