@@ -56,18 +56,18 @@ def _short(path: str) -> str:
 
 
 def line(status: Status) -> str:
-    """All that changes, in one line."""
+    """All that changes, what matters most first: a narrow terminal cuts the rest off."""
     parts = [status.state.value]
     if status.extent is not None:
         parts.append(_extent(status))
-    if status.batch is not None:
-        parts.append(f"batch {status.batch} in {(status.batch_ms or 0) / 1000:.2f} s")
-    if status.batch is not None and status.rows_per_s is not None:
+    if status.batch is not None and status.rows_per_s:
         parts.append(f"{status.rows_per_s:,.0f} rows/s")
     if status.lag is not None:
         parts.append(f"lag {status.lag:,}")
     if status.group is not None:
         parts.append(_rows(status))
+    if status.batch is not None:
+        parts.append(f"batch {status.batch} in {(status.batch_ms or 0) / 1000:.2f} s")
     if status.restarts:
         parts.append(f"restarts {status.restarts}")
     return "  ".join(parts)
@@ -146,7 +146,9 @@ class LiveLine:
             self._spinner.start()
         self._last = status
         if status.state is not State.STARTING:
-            self._spinner.update(Text(line(status), style=_STYLES.get(status.state, ""), no_wrap=True))
+            self._spinner.update(
+                Text(line(status), style=_STYLES.get(status.state, ""), no_wrap=True, overflow="ellipsis")
+            )
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False)

@@ -41,7 +41,7 @@ def load(target: str, settings: Mapping[str, str]) -> Runnable:
         module_found = _import_here(place)
     else:
         raise LoadingError(_unknown(target))
-    found = _named(module_found, name) if name else _only(module_found)
+    found = _named(module_found, place, name) if name else _only(module_found, place)
     return _made(found, target, settings)
 
 
@@ -126,19 +126,16 @@ def _telling_where(what: str) -> Iterator[None]:
 # What is in them
 
 
-def _only(module: ModuleType) -> Any:
+def _only(module: ModuleType, place: str) -> Any:
     found = _runnables(module)
-    names = ", ".join(found)
     if not found:
-        raise LoadingError(f"{module.__name__}.py declares no pipeline: put @pipeline(...) over a function")
+        raise LoadingError(f"{place} declares no pipeline: put @pipeline(...) over a function")
     if len(found) > 1:
-        raise LoadingError(
-            f"{module.__name__}.py declares {names}: say which one, as {module.__name__}.py:NAME"
-        )
+        raise LoadingError(f"{place} declares {', '.join(found)}: say which one, as {place}:NAME")
     return next(iter(found.values()))
 
 
-def _named(module: ModuleType, name: str) -> Any:
+def _named(module: ModuleType, place: str, name: str) -> Any:
     """By the name of the variable, or by its own."""
     if hasattr(module, name):
         return getattr(module, name)
@@ -147,7 +144,7 @@ def _named(module: ModuleType, name: str) -> Any:
         return found[name]
     near = difflib.get_close_matches(name, [*found, *vars(module)], n=1)
     advice = f"did you mean {near[0]}?" if near else f"it has {', '.join(found) or 'no pipelines'}"
-    raise LoadingError(f"{module.__name__} has no {name}; {advice}")
+    raise LoadingError(f"{place} has no {name}; {advice}")
 
 
 def _runnables(module: ModuleType) -> dict[str, Runnable]:

@@ -275,7 +275,7 @@ class Runner:
             changes = {"batch": done.batch, "batch_ms": done.batch_ms, "error": None}
             if self._backlog is not None:
                 changes["extent"] = self._backlog.extent(done.end)
-        if any(seen.is_ready for seen in looks):
+        if any(seen.is_decided for seen in looks):
             is_busy = last.is_recent or any(seen.is_at_work for seen in looks)
             changes["state"] = State.RUNNING if is_busy else State.IDLE
             changes["rows_per_s"] = last.rows_per_s if is_busy else 0.0

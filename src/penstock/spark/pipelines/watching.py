@@ -13,7 +13,8 @@ from penstock.spark.pipelines.status import Trouble
 
 #: Asking for offsets and waiting are the steps of a trigger in which nothing of a batch is done yet.
 _BEFORE_BATCH: Final = ("Getting offsets", "Waiting", "Initializing")
-_BEFORE_ALL: Final = "Initializing"
+#: Steps that say nothing about whether there is something to read.
+_UNDECIDED: Final = ("Getting offsets", "Initializing")
 _AT_WORK: Final = ("Writing offsets", "Processing")
 
 #: Whatever is tried again fails again.
@@ -69,8 +70,8 @@ class Look:
     """At a query, at one moment."""
 
     is_active: bool
-    #: Whether it has begun to look for something to read.
-    is_ready: bool
+    #: Whether it knows if there is something to read.
+    is_decided: bool
     is_at_work: bool
     #: Whether it can be stopped without leaving a batch half done.
     is_between: bool
@@ -88,7 +89,7 @@ class Watched:
         step, is_triggered = str(status["message"]), bool(status["isTriggerActive"])
         return Look(
             is_active=bool(self.query.isActive),
-            is_ready=not step.startswith(_BEFORE_ALL),
+            is_decided=not step.startswith(_UNDECIDED),
             is_at_work=is_triggered and step.startswith(_AT_WORK),
             is_between=not is_triggered or step.startswith(_BEFORE_BATCH),
         )
@@ -119,8 +120,16 @@ def _finished(told: Any) -> Finished:
         rows_out=max(int(told.sink.numOutputRows), 0),
         batch_ms=int(told.batchDuration),
         rows_per_s=round(told.numInputRows / seconds, 1),
-        end=Position.from_json(json.loads(end)) if end else Position({}),
+        end=_position(end),
     )
+
+
+def _position(told: str | None) -> Position:
+    """Nowhere, where a transform has brought another source with it and Spark tells of that one first."""
+    try:
+        return Position.from_json(json.loads(told)) if told else Position({})
+    except (ClientError, ValueError):
+        return Position({})
 
 
 # Why
