@@ -5,17 +5,20 @@ import os
 
 import pytest
 from deltalake import DeltaTable
+from pyspark import cloudpickle
 from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, StructType
 from tests.spark.archive.lake import FIRST_DAY, SCHEMA, Frame, note_offsets, record_batch, rows_in
 
 from penstock.spark.archive.ends import Ends
 from penstock.spark.archive.errors import ArchiveError, GapError, Overtaken, SchemaChanged
 from penstock.spark.archive.location import Location
+from penstock.spark.archive.readings import Reading, reading
 from penstock.spark.archive.sink import DeltaSink
 from penstock.spark.archive.tables import Table
 from penstock.spark.archive.upkeep import Joining, SizedFile, join, next_joining, sweep
 from penstock.spark.decisions import MicroBatch
 from penstock.spark.offsets import Position
+from penstock.spark.pipelines.declaration import PipelineError
 from penstock.spark.pipelines.settings import RunSettings
 
 MB = 1 << 20
@@ -239,3 +242,50 @@ def test_what_cannot_be_tidied_up_does_not_fail_the_batch(lake, monkeypatch, cap
     archive(sink, 0, record_batch(0, range(5)))
     assert "disk on fire" in caplog.text
     assert len(rows_in(lake)) == 5
+
+
+# Elsewhere
+
+
+def test_a_sink_that_was_sent_to_another_process_goes_on(lake):
+    sink = sink_of(lake)
+    archive(sink, 0, record_batch(0, range(5)))
+    archive(cloudpickle.loads(cloudpickle.dumps(sink)), 1, record_batch(0, range(8)))
+    assert len(rows_in(lake)) == 8
+
+
+def test_a_table_may_be_named_by_a_uri(lake):
+    archive(sink_of(lake.parent.as_uri() + "/lake"), 0, record_batch(0, range(5)))
+    assert len(rows_in(lake.parent / "lake")) == 5
+
+
+@pytest.mark.parametrize(
+    ("uri", "of_spark"),
+    [
+        ("s3://bucket/lake", "s3a://bucket/lake/day=2024-10-04/x.parquet"),
+        ("gs://bucket/lake/", "gs://bucket/lake/day=2024-10-04/x.parquet"),
+        ("/lake [1]", "file:///lake \\[1\\]/day=2024-10-04/x.parquet"),
+        ("file:///lake%201", "file:///lake 1/day=2024-10-04/x.parquet"),
+    ],
+)
+def test_spark_is_told_of_files_in_its_own_way(uri, of_spark):
+    assert Location.of(uri).for_spark("day=2024-10-04/x.parquet") == of_spark
+
+
+def test_how_values_are_parsed_is_told_by_the_table_and_told_anew_when_it_changes(lake):
+    old, new = (reading(f"id STRING, {name} DOUBLE", "json").to_json() for name in ("total", "amount"))
+    archive(sink_of(lake, reading=old), 0, record_batch(0, range(2)))
+    archive(sink_of(lake, reading=new), 1, record_batch(0, range(2, 4)))
+    found = Reading.from_json(opened(lake).properties["penstock.reading"])
+    assert found.schema == "id STRING, amount DOUBLE"
+
+
+def test_avro_is_told_of_too(tmp_path):
+    schema = tmp_path / "order.avsc"
+    schema.write_text(
+        json.dumps({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "string"}]})
+    )
+    how = reading(str(schema), "avro")
+    assert Reading.from_json(how.to_json()) == how
+    with pytest.raises(PipelineError, match="format='xml' must be json"):
+        reading(str(schema), "xml")

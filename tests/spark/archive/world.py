@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from deltalake import DeltaTable
 from tests.spark.archive.lake import Frame, note_offsets, record_batch, rows_in
 from tests.spark.sink.actors import Stage
 
 from penstock.client.retrying import Deadline
+from penstock.spark.archive.ends import Ends
 from penstock.spark.archive.files import FileWriter
-from penstock.spark.archive.location import Location
 from penstock.spark.archive.sink import DeltaSink
 from penstock.spark.archive.spans import position_at
 from penstock.spark.archive.tables import Table
@@ -167,6 +168,8 @@ class World:
         assert found == expected
         assert not self.failures, self.failures[0]
         if self.counts_offsets and any(self.logs):
-            table = Table.open(Location.of(str(self.table)))
-            assert table is not None
-            assert [table.ends(TOPIC).of(each) for each in range(PARTITIONS)] == self.logs
+            handle = DeltaTable(str(self.table))
+            ends = Ends.found(TOPIC, handle.transaction_version)
+            assert [ends.of(each) for each in range(PARTITIONS)] == self.logs, (
+                "ends are not those of the logs"
+            )

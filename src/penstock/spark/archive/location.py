@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 _FILE: Final = "file"
 #: Hadoop's name for a store where it has one of its own.
 _OF_HADOOP: Final = {"s3": "s3a"}
+_OF_PATTERNS: Final = re.compile(r"[\[\]{}*?\\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +51,12 @@ class Location:
         return PyFileSystem(DeltaStorageHandler(self.uri, dict(self.options)))
 
     def for_spark(self, path: str = "") -> str:
-        folder = self.folder
-        if folder is not None:
-            return (folder / path).as_uri()
+        """The table, or one file of it: Spark takes names of files for patterns, but not that of the table."""
         scheme, _, rest = self.uri.partition("://")
-        return f"{_OF_HADOOP.get(scheme, scheme)}://{rest}/{path}".rstrip("/")
+        if self.folder is not None:
+            scheme, rest = _FILE, str(self.folder)
+        base = f"{_OF_HADOOP.get(scheme, scheme)}://{rest}"
+        return _OF_PATTERNS.sub(r"\\\g<0>", f"{base}/{path}") if path else base
 
     def make_durable(self, paths: Iterable[str]) -> None:
         """See that these files outlive a loss of power. Stores of objects see to that themselves."""

@@ -17,7 +17,8 @@ from uuid import UUID
 from penstock.spark.archive.errors import ArchiveError
 from penstock.spark.offsets import Position, begin_of
 
-_FOLDER: Final = "offsets"
+#: A pipeline's checkpoint has that of its query in a folder.
+_FOLDERS: Final = ("query/offsets", "offsets")
 #: A version and what Spark says of the batch come first, then a line for each source.
 _LINES_BEFORE: Final = 2
 
@@ -61,12 +62,21 @@ def position_at(text: str) -> Position:
 
 
 def _read(spark: Any, checkpoint: str, number: int) -> str:
-    path = f"{checkpoint}/{_FOLDER}/{number}"
+    for folder in _FOLDERS:
+        text = _text(spark, f"{checkpoint}/{folder}/{number}")
+        if text is not None:
+            return text
+    raise ArchiveError(f"the checkpoint {checkpoint} does not tell what batch {number} is")
+
+
+def _text(spark: Any, path: str) -> str | None:
+    local = local_path(path)
+    if local is None:
+        return _text_by_spark(spark, path)
     try:
-        folder = local_path(path)
-        return folder.read_text() if folder is not None else _read_by_spark(spark, path)
-    except OSError as trouble:
-        raise ArchiveError(f"the checkpoint does not tell what batch {number} is: {trouble}") from None
+        return local.read_text()
+    except FileNotFoundError:
+        return None
 
 
 def local_path(path: str) -> Path | None:
@@ -75,5 +85,10 @@ def local_path(path: str) -> Path | None:
     return Path(unquote(urlsplit(path).path)) if path.startswith("file:") else None
 
 
-def _read_by_spark(spark: Any, path: str) -> str:
-    return "\n".join(row["value"] for row in spark.read.text(path).collect())
+def _text_by_spark(spark: Any, path: str) -> str | None:
+    from pyspark.errors import AnalysisException
+
+    try:
+        return "\n".join(row["value"] for row in spark.read.text(path).collect())
+    except AnalysisException:
+        return None

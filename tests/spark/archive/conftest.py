@@ -1,0 +1,11 @@
+"""Fixtures of the archive's tests."""
+
+from typing import Any
+
+import pytest
+from tests.spark.source.topics import Topics
+
+
+@pytest.fixture
+def topics(broker: Any) -> Topics:
+    return Topics(broker.bootstrap_servers)

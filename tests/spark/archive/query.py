@@ -1,0 +1,84 @@
+"""A driver in a process of its own: one run of an archive's pipeline on a checkpoint, as the arguments say (JSON).
+
+It may be killed at any time, with its Java machine and all of its workers: they are one session of processes.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.spark.sink.ambushed import kill_session
+
+from penstock.spark.archive import archive, sink, upkeep
+from penstock.spark.archive.sink import DeltaSink
+from penstock.spark.archive.tables import Table
+from penstock.spark.pipelines.assembly import start
+from penstock.spark.pipelines.settings import RunSettings
+from penstock.spark.session import session
+
+QUIET = {"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
+#: Point -> what is called there, and whether death comes before or after it.
+POINTS: dict[str, tuple[Any, str, str]] = {
+    "before the files": (DeltaSink, "_write_files", "before"),
+    "files written": (DeltaSink, "_write_files", "after"),
+    "committed": (Table, "append", "after"),
+    "before the checkpoint": (DeltaSink, "write", "after"),
+    "before joining": (upkeep, "join", "before"),
+    "files joined": (upkeep, "join", "after"),
+}
+
+
+def ambushed(real: Callable[..., Any], when: str, number: int, sprung: str) -> Callable[..., Any]:
+    """Like `real`, but the n-th call of it is the last thing that happens."""
+    calls = []
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if when == "before" and len(calls) == number:
+            die(sprung)
+        result = real(*args, **kwargs)
+        if when == "after" and len(calls) == number:
+            die(sprung)
+        return result
+
+    return dying
+
+
+def die(sprung: str) -> None:
+    Path(sprung).touch()
+    kill_session(os.getsid(0))
+
+
+def lay(given: dict[str, Any]) -> None:
+    if given["point"] is not None:
+        owner, name, when = POINTS[given["point"]]
+        dying = ambushed(getattr(owner, name), when, given["number"], given["sprung"])
+        mock.patch.object(owner, name, dying).start()
+
+
+def run(given: dict[str, Any]) -> None:
+    spark = session("archive", master="local[2,4]", settings=QUIET)
+    # Files are joined after every batch, where a real one rests in between.
+    mock.patch.object(sink, "_UPKEEP_REST_MS", 0).start()
+    declared = archive(given["topic"], given["table"], name="archive", compact_mb=1)
+    options = {"maxOffsetsPerTrigger": "60", "minPartitions": str(given["tasks"])}
+    declared = replace(declared, source=replace(declared.source, options=options))
+    lay(given)
+    settings = RunSettings(
+        bootstrap=given["bootstrap"],
+        checkpoint=given["checkpoint"],
+        connection={"topic.metadata.propagation.max.ms": "300"},
+        once=True,
+    )
+    for query in start(spark, declared, settings):
+        query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    run(json.loads(sys.argv[1]))
