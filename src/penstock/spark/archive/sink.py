@@ -12,10 +12,12 @@ that begins anew because its checkpoint was deleted, and not by two queries at o
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final
 
 from penstock.client.errors import ClientError
@@ -36,7 +38,8 @@ _LOG: Final = logging.getLogger("penstock.spark")
 TOPIC: Final = "penstock.topic"
 TOPIC_ID: Final = "penstock.topic.id"
 READING: Final = "penstock.reading"
-_COMMIT_MS_MAX: Final = 120_000
+#: How often somebody else may be faster.
+_LOOKS_MAX: Final = 30
 _UPKEEP_REST_MS: Final = 30_000
 _SWEEP_REST_MS: Final = 6 * 3_600_000
 
@@ -90,7 +93,8 @@ class DeltaSink:
         schema = rows.schema.json()
         span = self._span(rows.sparkSession, batch)
         told, written_above, trouble = Told(), None, None
-        for _ in attempts(Deadline(_COMMIT_MS_MAX), Backoff(), random.Random()):
+        # Counted, not timed: however long the files took, they are worth committing.
+        for _ in islice(attempts(Deadline(math.inf), Backoff(), random.Random()), _LOOKS_MAX):
             try:
                 table = self._look(schema)
                 if table.has(batch):
@@ -183,13 +187,15 @@ class DeltaSink:
         return told
 
     def _commit(self, table: Table, batch: MicroBatch, told: Told, ends: Ends, span: Span | None) -> None:
-        moved = ends.raised(told.ends).raised(span.ends if span is not None else {})
-        if self.topic is None or (not told.files and moved == ends):
+        """Nothing where nothing is new: a query that begins anew would make a commit for every batch of old."""
+        if self.topic is None:
             if told.files:
                 table.append(told.files, batch, {}, {})
             return
-        about = {"topic": self.topic, "topicId": self._topic_id, "ends": dict(moved.offsets)}
-        table.append(told.files, batch, moved.transactions(self.topic, ends), about)
+        moved = ends.raised(told.ends).raised(span.ends if span is not None else {})
+        if told.files or moved != ends:
+            about = {"topic": self.topic, "topicId": self._topic_id, "ends": dict(moved.offsets)}
+            table.append(told.files, batch, moved.transactions(self.topic, ends), about)
 
     # Afterwards
 
@@ -200,22 +206,20 @@ class DeltaSink:
         try:
             if self._upkeep.is_over:
                 self._upkeep = Deadline(_UPKEEP_REST_MS)
-                self.compact(table, growing=[each.value for each in told.files])
+                self._join(table, growing=[each.value for each in told.files])
             if self._sweep.is_over:
                 self._sweep = Deadline(_SWEEP_REST_MS)
                 upkeep.sweep(table, self.keep_hours)
         except (DeltaError, OSError, ClientError) as trouble:
             _LOG.warning("table %s could not be tidied up: %s", self.location, trouble)
 
-    def compact(self, table: Table, growing: list[str | None]) -> int:
-        """Join what is most worth joining. Returns how many files there are fewer."""
+    def _join(self, table: Table, growing: list[str | None]) -> None:
+        """The files that are most worth joining."""
         today = datetime.fromtimestamp(time.time(), UTC).date().isoformat()
         joining = upkeep.next_joining(upkeep.files_of(table), self.compact_bytes, [*growing, today])
-        if joining is None:
-            return 0
-        fewer = upkeep.join(table, joining)
-        _LOG.info("table %s has %d files fewer in %s", self.location, fewer, joining.value)
-        return fewer
+        if joining is not None:
+            fewer = upkeep.join(table, joining)
+            _LOG.info("table %s has %d files fewer in %s", self.location, fewer, joining.value)
 
 
 def _refuse_gap(topic: str, location: Location, ends: Ends, span: Span) -> None:

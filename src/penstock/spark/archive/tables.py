@@ -82,8 +82,13 @@ class Table:
     # Looking
 
     def look(self) -> None:
-        """As it is now."""
-        self.handle.update_incremental()
+        """As it is now. Raises ArchiveError."""
+        from deltalake.exceptions import DeltaError
+
+        try:
+            self.handle.update_incremental()
+        except (DeltaError, OSError) as trouble:
+            raise ArchiveError(f"table {self.location} cannot be looked at: {trouble}") from None
 
     @property
     def version(self) -> int:
