@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from tests.brokers import environment, executable
@@ -98,10 +99,15 @@ class Demo:
             self.kill()
             self._reader.join(STOP_TIMEOUT_S)
 
+    def crash(self) -> None:
+        """End it without any chance to end others."""
+        self._process.kill()
+        self._process.wait()
+
     def kill(self) -> None:
         """What is left of it, where a test has failed."""
         if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+            self.crash()
             for pid in self.processes():
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

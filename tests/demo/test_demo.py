@@ -38,3 +38,10 @@ def test_an_address_or_a_folder_that_is_taken_is_told_of_in_a_sentence(run: Run,
     assert "error: " in rival.output
     assert "Traceback" not in rival.output
     assert other.stop() == 0
+
+
+def test_what_it_started_ends_with_it_even_when_it_is_killed(run: Run) -> None:
+    demo = run("--no-spark")
+    eventually(lambda: demo.bootstrap_servers, what="a broker")
+    demo.crash()
+    eventually(lambda: demo.processes() == {}, what="the end of its children")

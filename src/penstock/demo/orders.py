@@ -13,7 +13,7 @@ from penstock.demo.prices import special
 CUSTOMERS: Final = 40
 QUANTITY_MAX: Final = 5
 #: How long a payment takes that is not there at once.
-PAYMENT_MS: Final = (1_500, 6_000)
+PAYMENT_MS: Final = (2_000, 12_000)
 _CHANCE_OF_POISON: Final = 0.012
 _CHANCE_OF_SPECIAL: Final = 0.03
 _CHANCE_OF_LATE_PAYMENT: Final = 0.03

@@ -21,7 +21,7 @@ _ORDER: Final = (
 _PRICED: Final = "id STRING, customer STRING, product STRING, quantity INT, total DOUBLE, placed_ms BIGINT"
 _WINDOW: Final = "10 seconds"
 _WATERMARK: Final = "5 seconds"
-#: A payment comes within a few seconds.
+#: A payment comes within some seconds, sooner than the last attempt.
 _ERRORS: Final = Errors(attempts=5, backoff=Backoff(base_ms=2_000, cap_ms=16_000))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from penstock.spark.replay import replay
 
 #: Those that a price has mended; the poison stays where it is.
 _WHERE: Final = f"error_class like '%{NoPrice.__name__}'"
-_LOG: Final = logging.getLogger("penstock.demo")
 
 
 class Replayer:
@@ -49,7 +47,7 @@ class Replayer:
             run=self._run,
             progress=lambda done, total: None,
             should_stop=self._wants_end.is_set,
-            note=_LOG.info,
+            note=lambda text: self._tell(event=text),
         )
         try:
             job.run(context)

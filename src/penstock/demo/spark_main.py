@@ -27,6 +27,8 @@ _LOOK_EVERY_S: Final = 1.0
 #: What comes in is little, and three queries share the machine with everything else.
 _SETTINGS: Final = {
     "spark.driver.memory": "1g",
+    # Half the time until the first batch on a small machine: nothing runs hot enough to be worth the second compiler.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "WARN",
