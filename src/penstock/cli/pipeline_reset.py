@@ -14,9 +14,11 @@ from penstock.client.metadata import Place
 from penstock.client.positions import EARLIEST, LATEST, commit, committed, list_offsets
 from penstock.spark.concluding import settle
 from penstock.spark.option_values import OptionError, numbers_by_place
+from penstock.spark.pipelines.batch import written_as
 from penstock.spark.pipelines.board import Board
 from penstock.spark.pipelines.status import Generation, generation_of, write_generation
 from penstock.spark.progress import METADATA
+from penstock.spark.sink_options import Contract
 
 _WORDS = {"earliest": Anchor.BEGINNING, "latest": Anchor.END}
 
@@ -136,7 +138,8 @@ def _apply(board: Board, seen: Seen, planned: dict[Place, int], following: Gener
     """The queries of the old generation never run again: what they have decided is finished, all else is aborted."""
     status = seen.status
     assert status.group is not None
-    for query in status.queries:
-        settle(board.cluster, query)
+    if status.delivery == Contract.EXACTLY_ONCE.value:
+        for name in (each for query in status.queries for each in written_as(query)):
+            settle(board.cluster, name)
     write_generation(board, status.name, following)
     commit(board.cluster, status.group, planned, metadata=METADATA)

@@ -37,6 +37,11 @@ _LETTERS: Final = "-letters"
 _PLACE: Final = ("topic", "partition", "offset")
 
 
+def written_as(query: str) -> tuple[str, ...]:
+    """The names that a query's batches are written under; one that begins with another comes before that."""
+    return query + _LETTERS, query
+
+
 class Batches:
     """All batches of one query. Sent to where Spark calls it, so connections are made there."""
 
