@@ -95,6 +95,9 @@ def _log_to(warn: Any) -> None:
         def emit(self, record: logging.LogRecord) -> None:
             warn(f"{record.levelname.lower()}: {record.getMessage()}")
 
+    # Both tell in many lines what the outcome tells in one.
+    for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     logger = logging.getLogger("penstock")
     logger.addHandler(Notes(logging.WARNING))
     logger.propagate = False
