@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -94,7 +95,7 @@ def _source(
     spark: Any, pipeline: Pipeline, run: RunSettings, routing: Routing, starting: Mapping[str, str]
 ) -> Any:
     if pipeline.source.pattern is not None:
-        names = "|".join(name.replace(".", "[.]") for name in routing.retries)
+        names = "|".join(map(re.escape, routing.retries))
         pattern = letter_topics.source_pattern(pipeline)
         subscription = {"subscribePattern": f"{pattern}|{names}" if names else pattern}
     else:

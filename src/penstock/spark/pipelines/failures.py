@@ -17,6 +17,12 @@ _RAISED: Final = re.compile(
     r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt|[A-Z]\w*)): ?(?P<message>.*)$"
 )
 _TRACEBACK: Final = "Traceback (most recent call last):"
+#: What comes of stopping a query in the middle of a batch.
+_STOPPED: Final = (
+    "java.lang.InterruptedException",
+    "java.nio.channels.ClosedByInterruptException",
+    "SPARK_JOB_CANCELLED",
+)
 #: How Spark tells where a query stood that has failed: before its last batch, and after it.
 _BEFORE: Final = "Current Committed Offsets: "
 _AFTER: Final = "Current Available Offsets: "
@@ -24,8 +30,8 @@ _POSITION: Final = '{"version"'
 
 
 def is_of_rows(error: Exception) -> bool:
-    """Whether rows may be the reason: it is nothing that we have said ourselves."""
-    return not isinstance(error, ClientError)
+    """Whether rows may be the reason: nobody has stopped the query, and it is nothing that we have said ourselves."""
+    return not isinstance(error, ClientError) and not any(words in str(error) for words in _STOPPED)
 
 
 def failure_in_spark(error: BaseException) -> Failure:

@@ -15,6 +15,7 @@ from penstock.client.letters import (
     retry_topic,
 )
 from penstock.client.metadata import TopicInfo
+from penstock.client.positions import committed
 from penstock.client.topics import NewTopic, create_partitions, ensure_topic
 from penstock.spark.pipelines.declaration import Pipeline, PipelineError
 from penstock.spark.pipelines.routing import Routing
@@ -63,11 +64,16 @@ def ensure(cluster: Cluster, pipeline: Pipeline, topics: Mapping[str, TopicInfo]
 
 def _levels(cluster: Cluster, pipeline: Pipeline, source: str) -> list[str]:
     """Only row functions can be tried again. Levels of earlier declarations may still have something in them."""
-    if not pipeline.rows:
-        return []
     wanted = {retry_topic(source, level) for level in range(1, pipeline.errors.attempts)}
-    there = cluster.topics(re.compile(re.escape(source) + r"\.retry\.[1-9][0-9]{0,2}"))
-    return sorted(wanted | there.keys(), key=lambda name: retry_level(name) or 0)
+    if not pipeline.evaluates:
+        return []
+    there = set(cluster.topics(re.compile(re.escape(source) + r"\.retry\.[1-9][0-9]{0,2}")))
+    if not pipeline.rows:
+        wanted, there = (
+            set(),
+            there & {topic for topic, _ in committed(cluster, pipeline.group, stable=False)},
+        )
+    return sorted(wanted | there, key=lambda name: retry_level(name) or 0)
 
 
 def _ensure(cluster: Cluster, name: str, count: int, settings: Mapping[str, str]) -> int:

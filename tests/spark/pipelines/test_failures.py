@@ -1,0 +1,56 @@
+"""What Spark raises is told as what went wrong, in the words of who raised it first."""
+
+import pytest
+
+from penstock.client.errors import Unavailable
+from penstock.spark.pipelines.failures import failure_in_spark, is_of_rows, range_in
+
+OF_PYTHON = """[FOREACH_BATCH_USER_FUNCTION_ERROR] An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "pyspark/worker.py", line 1, in main
+    process()
+Traceback (most recent call last):
+  File "orders.py", line 7, in price
+    raise KeyError("amount")
+KeyError: 'amount'
+
+	at org.apache.spark.api.python.BasePythonRunner
+"""
+POSITION = '{"version": 1, "topics": {"t": {"id": "9931d8ee-3d2a-42d1-a4a8-ebcd25e79e63", "offsets": %s}}}'
+ENDED = f"""[STREAM_FAILED] Query terminated with exception: boom
+Current Committed Offsets: {{Stream@1: {POSITION % '{"0": 5, "1": 2}'}}}
+Current Available Offsets: {{Stream@1: {POSITION % '{"0": 9, "1": 2}'}}}
+
+Current State: ACTIVE
+"""
+
+
+def test_the_innermost_error_of_python():
+    found = failure_in_spark(Exception(OF_PYTHON))
+    assert (found.error_class, found.message) == ("KeyError", "'amount'")
+    assert 'raise KeyError("amount")' in found.stack
+    assert "worker.py" not in found.stack
+    assert "BasePythonRunner" not in found.stack
+
+
+def test_others_by_their_first_line():
+    found = failure_in_spark(ValueError("\n[CAST_INVALID_INPUT] no number\n== SQL =="))
+    assert (found.error_class, found.message) == ("ValueError", "[CAST_INVALID_INPUT] no number")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_theirs"),
+    [
+        (Exception("[USER_RAISED_EXCEPTION] poison"), True),
+        (Unavailable("nobody answers"), False),
+        (Exception("An error occurred while calling o1.save.\n: java.lang.InterruptedException"), False),
+        (Exception("[SPARK_JOB_CANCELLED] Job 5 cancelled"), False),
+    ],
+)
+def test_whether_rows_may_be_the_reason(error, is_theirs):
+    assert is_of_rows(error) is is_theirs
+
+
+def test_the_offsets_of_the_batch_that_failed():
+    assert range_in(Exception(ENDED)) == "t[0] 5 to 8"
+    assert range_in(Exception("boom")) is None
