@@ -15,8 +15,13 @@ from tests.compat.message import Message
 
 from penstock.client.cluster import Cluster
 from penstock.client.positions import commit, committed
+from penstock.client.producing import RawProducer
 from penstock.client.settings import ConnectionSettings
+from penstock.client.transactions import list_transactions
+from penstock.protocol.records import Record, encode_batch
+from penstock.spark.concluding import attempts_prefix
 from penstock.spark.decisions import MicroBatch
+from penstock.spark.pipelines.batch import written_as
 from penstock.spark.pipelines.board import Board
 from penstock.spark.pipelines.status import (
     Counts,
@@ -214,6 +219,24 @@ def test_reset_begins_another_generation(
     answer("pipeline", "reset", told.name, "--to", json.dumps({source: {"0": 1}}), "--yes")
     assert json.loads(generation_of(board, told.name).starting or "")[source] == {"0": 1}
     assert generation_of(board, told.name).number == 3
+
+
+def test_reset_ends_what_the_old_generation_has_left_open(
+    penstock: Any, cluster: Cluster, told: Status, topic: str, unique: Callable[[str], str]
+) -> None:
+    assert told.group is not None
+    query = unique("query")
+    commit(cluster, told.group, {(topic, 0): 0}, metadata=METADATA)
+    write_status(Board(cluster), replace(told, state=State.FAILED, queries=(query,)))
+    left = sorted(attempts_prefix(MicroBatch(name, 0)) + "attempt" for name in written_as(query))
+    for name in left:
+        with RawProducer(cluster, transactional_id=name) as producer:
+            producer.init()
+            producer.send(topic, 0, encode_batch([Record(0, now_ms(), None, b"x")]))
+            producer.flush()
+    assert sorted(list_transactions(cluster, f"penstock-sink-{query}", ("Ongoing",))) == left
+    penstock("pipeline", "reset", told.name, "--yes")
+    assert not list_transactions(cluster, f"penstock-sink-{query}", ("Ongoing",))
 
 
 @pytest.mark.parametrize(

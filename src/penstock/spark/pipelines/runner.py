@@ -11,6 +11,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -249,7 +250,8 @@ class Runner:
             return self._watch([Watched(query) for query in queries])
         except Exception:
             for query in queries:
-                query.stop()
+                with suppress(Exception):  # where Spark itself is gone, they are too
+                    query.stop()
             raise
 
     def _watch(self, queries: Sequence[Watched]) -> State:
