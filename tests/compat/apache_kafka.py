@@ -1,4 +1,8 @@
-"""Apache Kafka in a process of its own, where its jars can be had: for what our own brokers do not have to offer."""
+"""Apache Kafka in a process of its own, where its jars can be had: for what our own brokers do not have to offer.
+
+`secure_kafka` has all ways in: alice, with PASSWORD by PLAIN and with SCRAM_PASSWORD by SCRAM, and a certificate for
+localhost.
+"""
 
 import shutil
 import signal
@@ -15,6 +19,10 @@ from penstock.client.errors import Unavailable
 from penstock.client.settings import ConnectionSettings
 
 HOST = "127.0.0.1"
+SECURE_LISTENERS = ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL")
+PASSWORD = 'open "sesame", friend'
+SCRAM_PASSWORD = "easy"
+JAAS = "org.apache.kafka.common.security"
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 START_S = 60.0
 STOP_S = 30.0
@@ -105,3 +113,34 @@ def _java(program: str, *arguments: str) -> list[str]:
     assert libs is not None
     assert java is not None
     return [java, *_HEAP, "-cp", f"{libs}/*", program, *arguments]
+
+
+def make_certificate(folder: Path) -> Path:
+    """For localhost, with its key in `keystore.pem`, in one file as Kafka wants it."""
+    key, made, both = (folder / name for name in ("server.key", "server.pem", "keystore.pem"))
+    names = ["-subj", "/CN=server", "-addext", "subjectAltName=DNS:localhost"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-nodes", *names]
+    subprocess.run([*command, "-keyout", key, "-out", made], check=True, capture_output=True)
+    both.write_text(key.read_text() + made.read_text())
+    return made
+
+
+def secure_kafka(folder: Path) -> ApacheKafka:
+    """Started, with the certificate that is in the folder."""
+    escaped = PASSWORD.replace('"', '\\\\"')
+    security = {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(folder / "keystore.pem"),
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "100",
+    }
+    for name in ("sasl_plaintext", "sasl_ssl"):
+        prefix = f"listener.name.{name}"
+        security[f"{prefix}.plain.sasl.jaas.config"] = (
+            f'{JAAS}.plain.PlainLoginModule required user_alice="{escaped}";'
+        )
+        for kind in ("scram-sha-256", "scram-sha-512"):
+            security[f"{prefix}.{kind}.sasl.jaas.config"] = f"{JAAS}.scram.ScramLoginModule required;"
+    users = [f'SCRAM-SHA-{bits}=[name=alice,password="{SCRAM_PASSWORD}"]' for bits in (256, 512)]
+    broker = ApacheKafka(folder / "broker", SECURE_LISTENERS, security)
+    return broker.start([word for each in users for word in ("--add-scram", each)])

@@ -1,13 +1,12 @@
 """The raw client against Apache Kafka, where it can be had, and the ways in that our brokers have not yet."""
 
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.compat import apache_kafka
-from tests.compat.apache_kafka import ApacheKafka
+from tests.compat.apache_kafka import PASSWORD, SCRAM_PASSWORD, ApacheKafka
 from tests.compat.raw_client import batch, read, read_committed, settings, values
 from tests.waiting import eventually
 
@@ -44,10 +43,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate"),
 ]
 
-LISTENERS = ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL")
 PROTOCOLS = pytest.mark.parametrize("version", [0, 2], ids=["older protocol", "newer protocol"])
-PASSWORD = 'open "sesame", friend'
-JAAS = "org.apache.kafka.common.security"
 
 
 @pytest.fixture(scope="module")
@@ -57,34 +53,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def certificate(folder: Path) -> Path:
-    """For localhost, with its key in the same file as Kafka wants it."""
-    key, made, both = (folder / name for name in ("server.key", "server.pem", "keystore.pem"))
-    names = ["-subj", "/CN=server", "-addext", "subjectAltName=DNS:localhost"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-nodes", *names]
-    subprocess.run([*command, "-keyout", key, "-out", made], check=True, capture_output=True)
-    both.write_text(key.read_text() + made.read_text())
-    return made
+    return apache_kafka.make_certificate(folder)
 
 
 @pytest.fixture(scope="module")
 def kafka(folder: Path, certificate: Path) -> Iterator[ApacheKafka]:
-    escaped = PASSWORD.replace('"', '\\\\"')
-    security = {
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(folder / "keystore.pem"),
-        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "100",
-    }
-    for name in ("sasl_plaintext", "sasl_ssl"):
-        prefix = f"listener.name.{name}"
-        security[f"{prefix}.plain.sasl.jaas.config"] = (
-            f'{JAAS}.plain.PlainLoginModule required user_alice="{escaped}";'
-        )
-        for kind in ("scram-sha-256", "scram-sha-512"):
-            security[f"{prefix}.{kind}.sasl.jaas.config"] = f"{JAAS}.scram.ScramLoginModule required;"
-    broker = ApacheKafka(folder / "broker", LISTENERS, security)
-    scram = [f'SCRAM-SHA-{bits}=[name=alice,password="easy"]' for bits in (256, 512)]
-    broker.start([word for each in scram for word in ("--add-scram", each)])
+    broker = apache_kafka.secure_kafka(folder)
     yield broker
     broker.stop()
 
@@ -208,7 +182,8 @@ def credentials(mechanism: str, password: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "password"), [("PLAIN", PASSWORD), ("SCRAM-SHA-256", "easy"), ("SCRAM-SHA-512", "easy")]
+    ("mechanism", "password"),
+    [("PLAIN", PASSWORD), ("SCRAM-SHA-256", SCRAM_PASSWORD), ("SCRAM-SHA-512", SCRAM_PASSWORD)],
 )
 def test_logging_in(kafka: ApacheKafka, topic: str, mechanism: str, password: str) -> None:
     with secure(kafka, "SASL_PLAINTEXT", **credentials(mechanism, password)) as cluster:
@@ -230,7 +205,7 @@ def test_tls(kafka: ApacheKafka, topic: str, certificate: Path) -> None:
             producer.send(topic, 0, batch(value))
         producer.flush()
         assert values(read(cluster, topic)) == sent
-    with secure(kafka, "SASL_SSL", **lenient, **credentials("SCRAM-SHA-512", "easy")) as cluster:
+    with secure(kafka, "SASL_SSL", **lenient, **credentials("SCRAM-SHA-512", SCRAM_PASSWORD)) as cluster:
         assert topic in cluster.topics()
     with (
         secure(kafka, "SSL", host="localhost") as cluster,
