@@ -94,6 +94,13 @@ def test_what_is_wrong_is_said(folder: Path, target: str, settings: dict[str, st
     assert complaint in str(caught.value)
 
 
+def test_a_module_that_is_not_there_is_said_with_who_wants_it(folder: Path) -> None:
+    (folder / "shop.py").write_text("import nothing_of_this_name\n")
+    for target in ("shop.py", "shop:x"):
+        with pytest.raises(LoadingError, match=r"^shop(\.py)?: No module named 'nothing_of_this_name'$"):
+            load(target, {})
+
+
 @dataclass
 class Hello:
     greeting: str

@@ -65,8 +65,11 @@ def _load_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with _telling_where(str(path)):
-        spec.loader.exec_module(module)
+    try:
+        with _telling_where(str(path)):
+            spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        raise LoadingError(f"{path}: {error}") from None
     _travels_by_value(module)
     return module
 

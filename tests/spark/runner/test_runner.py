@@ -1,0 +1,180 @@
+"""The runner on a session that others use too: bounded runs, failures for good, jobs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.spark.source.topics import Topics
+
+from penstock.client.cluster import Cluster
+from penstock.client.errors import Unavailable
+from penstock.client.retrying import Backoff
+from penstock.spark.pipelines import runner
+from penstock.spark.pipelines.board import Board
+from penstock.spark.pipelines.declaration import BatchError, Pipeline, Source, pipeline
+from penstock.spark.pipelines.jobs import JobContext
+from penstock.spark.pipelines.places import CheckpointMoved
+from penstock.spark.pipelines.runner import Launch, Outcome, Runner
+from penstock.spark.pipelines.status import Extent, State, Status, statuses
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def topics(broker: Any) -> Topics:
+    return Topics(broker.bootstrap_servers)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "RESTARTS", Backoff(base_ms=50, cap_ms=100))
+
+
+@dataclass
+class Sink:
+    """Counts what it is given, and fails as often as it is told to."""
+
+    failures: list[Exception] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+    def prepare(self, spark: Any, run: Any) -> None:
+        pass
+
+    def describe(self) -> str:
+        return "a list"
+
+    def write(self, rows: Any, batch: Any) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.counts.append(rows.count())
+
+
+class World:
+    """Runs things once, and remembers what was shown."""
+
+    def __init__(self, spark: Any, topics: Topics, checkpoints: Path) -> None:
+        self._spark = spark
+        self._topics = topics
+        self.launch = Launch(bootstrap=topics.bootstrap, checkpoints=str(checkpoints), once=True)
+        self.shown: list[Status] = []
+        self.told: list[str] = []
+
+    def run(self, runnable: Any, **launch: Any) -> Outcome:
+        self.shown, self.told = [], []
+        made = Runner(
+            runnable,
+            replace(self.launch, **launch),
+            listener=self.shown.append,
+            note=self.told.append,
+            spark=self._spark,
+        )
+        return made.run()
+
+    def on_board(self, name: str) -> Status:
+        with Cluster(self._topics.options(subscribe="unused").connection) as cluster:
+            return statuses(Board(cluster))[name]
+
+    def extents(self) -> list[Extent]:
+        found = [each.extent for each in self.shown if each.extent is not None]
+        return list(dict.fromkeys(found))
+
+
+@pytest.fixture
+def world(spark: Any, topics: Topics, tmp_path: Path) -> World:
+    return World(spark, topics, tmp_path)
+
+
+def declared(name: str, source: str, sink: Any, **options: str) -> Pipeline:
+    return pipeline(name, source=Source(topics=(source,), options=options), sink=sink)(lambda rows: rows)
+
+
+def test_a_bounded_run_shows_how_far_it_is_and_ends(
+    world: World, topics: Topics, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    name, source, sink = unique("p"), topics.create(unique("source")), Sink()
+    topics.count(source, range(30))
+    made = declared(name, source, sink, maxOffsetsPerTrigger="20")
+    assert world.run(made) == Outcome(state=State.FINISHED)
+    assert sink.counts == [20, 10]
+    assert world.extents() == [
+        Extent(done=0, total=30),
+        Extent(done=20, total=30),
+        Extent(done=30, total=30),
+    ]
+    last = world.on_board(name)
+    assert (last.state, last.lag, last.batch, last.rows.rows_in) == (State.FINISHED, 0, 1, 30)
+
+    # What is there already is not read again, and a checkpoint that is somewhere else is not silently another one.
+    topics.count(source, range(5))
+    with pytest.raises(CheckpointMoved, match=r"it would begin anew"):
+        world.run(made, checkpoints=str(tmp_path / "elsewhere"))
+    assert world.run(made).state is State.FINISHED
+    assert sink.counts == [20, 10, 5]
+    assert world.extents()[-1] == Extent(done=5, total=5)
+
+
+def test_what_may_pass_is_tried_again_and_what_cannot_is_not(
+    world: World, topics: Topics, unique: Callable[[str], str]
+) -> None:
+    name, source = unique("p"), topics.create(unique("source"))
+    topics.count(source, range(3))
+    sink = Sink(failures=[BatchError("a bad day"), Unavailable("nobody is there")])
+    assert world.run(declared(name, source, sink)).state is State.FINISHED
+    assert sink.counts == [3]
+    shown = [each.error.message for each in world.shown if each.state is State.RESTARTING and each.error]
+    assert list(dict.fromkeys(shown)) == ["a bad day", "nobody is there"]
+    assert any("BatchError: a bad day; starts again in" in each for each in world.told)
+    assert (world.on_board(name).restarts, world.on_board(name).error) == (2, None)
+
+    sink.failures = [BatchError("a bad day")] * 9
+    topics.count(source, range(1))
+    outcome = world.run(declared(name, source, sink), restarts=1)
+    assert (outcome.state, len(sink.failures)) == (State.FAILED, 7)
+    assert outcome.trouble is not None
+    assert outcome.trouble.message == "a bad day"
+    assert world.on_board(name).state is State.FAILED
+
+    wrong = pipeline(unique("wrong"), source=source, sink=unique("x"))(lambda rows: rows.select("no_such"))
+    outcome = world.run(wrong)
+    assert outcome.state is State.FAILED
+    assert outcome.trouble is not None
+    assert outcome.trouble.kind == "PipelineError"
+    assert "no_such" in outcome.trouble.message
+    assert all(each.state is not State.RESTARTING for each in world.shown)
+
+
+@dataclass
+class Counting:
+    name: str
+    #: After so many somebody wishes that it stops.
+    stops_at: int | None = None
+    runner: Any = None
+
+    def run(self, context: JobContext) -> None:
+        assert context.spark is not None
+        for done in range(1, 4):
+            context.progress(done, 3)
+            if done == self.stops_at:
+                self.runner.stop("enough")
+            if context.should_stop():
+                return
+        context.note("all counted")
+
+
+def test_a_job_tells_how_far_it_is_and_leaves_off_when_told(
+    world: World, unique: Callable[[str], str]
+) -> None:
+    job = Counting(unique("job"))
+    assert world.run(job) == Outcome(state=State.FINISHED)
+    assert world.told == ["all counted"]
+    assert world.extents()[-1] == Extent(done=3, total=3)
+    assert world.on_board(job.name).extent == Extent(done=3, total=3)
+
+    job.stops_at = 2
+    job.runner = Runner(
+        job, world.launch, listener=world.shown.append, note=world.told.append, spark=object()
+    )
+    assert job.runner.run() == Outcome(state=State.STOPPED)
+    assert world.on_board(job.name).extent == Extent(done=2, total=3)
