@@ -68,8 +68,9 @@ def _load_file(path: Path) -> ModuleType:
     try:
         with _telling_where(str(path)):
             spec.loader.exec_module(module)
-    except ModuleNotFoundError as error:
-        raise LoadingError(f"{path}: {error}") from None
+    except (ClientError, ModuleNotFoundError) as error:
+        del sys.modules[name]
+        raise (error if isinstance(error, ClientError) else LoadingError(f"{path}: {error}")) from None
     _travels_by_value(module)
     return module
 
