@@ -37,20 +37,20 @@ def run(
     ],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SETTING=VALUE]...", help="Of a built-in pipeline.", show_default=False),
+        typer.Argument(metavar="SETTING=VALUE", help="Of a built-in pipeline.", show_default=False),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     master: Annotated[
         str,
         typer.Option(
-            "--master", metavar="ADDRESS", envvar="PENSTOCK_SPARK_MASTER",
+            "--master", metavar="ADDRESS",
             help="Where Spark runs: local[*,4], spark://host:7077, or sc://host for Spark Connect.",
         ),
     ] = "local[*,4]",
     checkpoints: Annotated[
         str,
         typer.Option(
-            "--checkpoints", metavar="DIR", envvar="PENSTOCK_CHECKPOINTS",
+            "--checkpoints", metavar="DIR",
             help="Where pipelines keep how far they have come; a folder, or an address that all of Spark can reach.",
         ),
     ] = "checkpoints",
