@@ -1,0 +1,139 @@
+"""Which keys make a partition heavy. To spread one that does: `penstock.client.salting`, which says what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.spark.pipelines.declaration import PipelineError
+from penstock.spark.pipelines.jobs import JobContext
+from penstock.spark.replay.moments import moment_ms
+
+_SHOWN_MAX: Final = 48
+_HALF: Final = 0.5
+
+
+def heaviest_keys(
+    spark: Any,
+    topic: str,
+    *,
+    bootstrap: str,
+    top: int = 10,
+    since_ms: int | None = None,
+    connection: Mapping[str, str] | None = None,
+) -> Any:
+    """A DataFrame: of each partition the keys with the most records, with their share of all that is in it.
+
+    partition, key, records, bytes (of keys and values), share (of the partition's records), bytes_share.
+    """
+    given = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic}
+    given |= {f"kafka.{name}": value for name, value in (connection or {}).items()}
+    if since_ms is not None:
+        given |= {"startingTimestamp": str(since_ms), "startingOffsetsByTimestampStrategy": "latest"}
+    rows = spark.read.format("penstock").schema(_COLUMNS).options(**given).load()
+    return ranked(rows, top)
+
+
+#: What is not asked for is not read.
+_COLUMNS: Final = "key binary, value binary, partition int"
+
+
+def ranked(rows: Any, top: int) -> Any:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    size = F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
+    by_key = rows.groupBy("partition", "key").agg(
+        F.count(F.lit(1)).alias("records"), F.sum(size.cast("bigint")).alias("bytes")
+    )
+    whole = Window.partitionBy("partition")
+    # Records without a key count for their partition, but go wherever there is room.
+    order = whole.orderBy(F.col("key").isNull(), F.desc("records"), F.desc("bytes"), "key")
+    return (
+        by_key.withColumns(
+            {
+                "share": F.col("records") / F.sum("records").over(whole),
+                "bytes_share": F.col("bytes") / F.greatest(F.sum("bytes").over(whole), F.lit(1)),
+                "rank": F.row_number().over(order),
+            }
+        )
+        .where((F.col("rank") <= top) & F.col("key").isNotNull())
+        .orderBy("partition", "rank")
+        .drop("rank")
+    )
+
+
+def hotkeys(topic: str, top: str = "5", since: str = "") -> HotKeys:
+    """Show the `top` keys of each partition, of all records or those `since` a time.
+
+    Raises PipelineError, OptionError.
+    """
+    if not top.isdecimal() or int(top) < 1:
+        raise PipelineError(f"top={top}: must be a whole number of at least 1")
+    return HotKeys(topic=topic, top=int(top), since_ms=moment_ms("since", since))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotKeys:
+    """`pipelines.jobs.Job`."""
+
+    topic: str
+    top: int = 5
+    since_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"hotkeys-{self.topic}"
+
+    def describe(self) -> str:
+        return f"the heaviest keys of {self.topic}"
+
+    def run(self, context: JobContext) -> None:
+        context.progress(0, 1)
+        found = heaviest_keys(
+            context.spark,
+            self.topic,
+            bootstrap=context.run.bootstrap,
+            top=self.top,
+            since_ms=self.since_ms,
+            connection=context.run.connection,
+        )
+        context.note(told(self.topic, found.collect()))
+        context.progress(1, 1)
+
+
+def told(topic: str, rows: list[Any]) -> str:
+    """A table for people, and what to do about a key that has most of a partition for itself."""
+    if not rows:
+        return f"{topic} has no records with keys"
+    lines = [("PARTITION", "KEY", "RECORDS", "BYTES", "SHARE")]
+    lines += [
+        (
+            str(row["partition"]),
+            shown(bytes(row["key"])),
+            str(row["records"]),
+            str(row["bytes"]),
+            f"{row['share']:.1%}",
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    table = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    hot = sum(row["share"] >= _HALF for row in rows)
+    if hot:
+        table.append(
+            f"{hot} keys have half of their partition or more: penstock.client.salting spreads a key, "
+            "at the price of the order of its records"
+        )
+    return "\n".join(table)
+
+
+def shown(key: bytes) -> str:
+    """As text where it is some, cut where it is long."""
+    text = key.decode(errors="backslashreplace")
+    printable = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return printable if len(printable) <= _SHOWN_MAX else printable[: _SHOWN_MAX - 3] + "..."
