@@ -296,12 +296,16 @@ class Runner:
         """Each between two of its batches, or after a minute wherever it is."""
         deadline = Deadline(STOP_MS_MAX)
         left = list(queries)
+        is_told = False
         while left and not deadline.is_over:
             for query in tuple(left):
                 seen = query.look()
                 if seen.is_between or not seen.is_active:
                     query.query.stop()
                     left.remove(query)
+            if left and not is_told:
+                self._warn(f"stops when its batch is done ({self._stopping.reason})")
+                is_told = True
             time.sleep(_GAP_LOOK_S)
         for query in left:
             self._warn(
