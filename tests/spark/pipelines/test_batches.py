@@ -261,3 +261,16 @@ def test_a_wrong_pipeline_is_a_sentence_and_nothing_runs(line, declare):
     assert line.spark.streams.active == []
     with line.topics.cluster() as cluster:
         assert f"{source}.dlq" not in cluster.topics()
+
+
+def test_at_most_once_gives_nothing_again(line, declare, monkeypatch):
+    """What was given away before a crash is not done again, written or not."""
+    declared, source, sink = declare(rows=(functions.price,), errors=SLOWLY, delivery=Contract.AT_MOST_ONCE)
+    line.put(source, {"id": "a", "amount": 1.0}, {"id": "broken"}, b"{")
+    crashing(monkeypatch, batch_module, "tell")
+    with pytest.raises(StreamingQueryException, match="Crash"):
+        line.run(declared)
+    line.put(source, {"id": "b", "amount": 1.0})
+    line.run(declared)
+    assert sorted(row["id"] for row in line.rows(sink)) == ["a", "b"]
+    assert len(line.messages(f"{source}.retry.1")) == len(line.messages(f"{source}.dlq")) == 1
