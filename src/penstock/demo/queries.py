@@ -21,6 +21,11 @@ _AT_WORK: Final = (State.RUNNING, State.IDLE)
 Tell = Callable[..., None]
 
 
+def make_active(spark: Any) -> None:
+    """Sources and sinks are looked up in the session that is active in a thread, which this one becomes."""
+    spark.createDataFrame([], "nothing INT")
+
+
 class Queries:
     def __init__(self, spark: Any, bootstrap: str, folders: Folders, tell: Tell) -> None:
         launch = Launch(bootstrap=bootstrap, checkpoints=str(folders.checkpoints), take_over=True)
@@ -66,8 +71,7 @@ class _Running(threading.Thread):
         self._told: dict[str, Any] = {}
 
     def run(self) -> None:
-        # Sources and sinks are looked up in the session that is active in a thread, and this makes it so.
-        self._spark.createDataFrame([], "nothing INT")
+        make_active(self._spark)
         try:
             trouble = self.runner.run().trouble
             message = None if trouble is None else trouble.message
