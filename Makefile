@@ -8,7 +8,7 @@ LISTEN ?= localhost:9092
 HTTP ?= localhost:9644
 WORKERS ?= 2
 
-.PHONY: setup up serve test lint bench fuzz chaos simulate clean
+.PHONY: setup up serve test lint bench bench-spark fuzz chaos simulate clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,11 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks $(if $(PEER),--peer $(PEER)) $(ARGS)
+
+# The Spark source and sinks beside Spark's own Kafka connector: make bench-spark ARGS="--only 'read-*'"
+bench-spark: setup
+	@$(BIN)/python -c 'import numba, pyarrow, pyspark' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[dev,spark]'
+	$(BIN)/python -m benchmarks.spark $(ARGS)
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED))

@@ -172,7 +172,7 @@ def _report(
     console: Console, options: argparse.Namespace, results: list[Result], facts: dict[str, Any]
 ) -> int:
     console.print(results_table(results))
-    if found := verdicts(results):
+    if (found := verdicts(results)) and not options.smoke:
         console.print(goals_table(found))
     for line in scaling_lines(scalings(results)):
         console.print(line)

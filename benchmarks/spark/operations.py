@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from pyspark.sql.functions import to_date
+
 #: Wraps around, which is why sessions are not ANSI here; equal for equal rows in any order.
 CHECKSUM = ("count(*) AS rows", "sum(xxhash64(key, value)) AS hash")
 
@@ -54,6 +56,34 @@ def stream(
     return {"batches": [each for each in told if each["rows"]]}
 
 
+def archive(spark: Any, *, bootstrap: str, topic: str, name: str, folder: str) -> Answer:
+    """A topic to a Delta table, exactly once, by the pipeline that users have; then the table is read."""
+    from penstock.spark.archive import archive as declare
+    from penstock.spark.archive import history
+    from penstock.spark.pipelines.assembly import start
+    from penstock.spark.pipelines.settings import RunSettings
+
+    run = RunSettings(bootstrap=bootstrap, checkpoint=f"{folder}/checkpoint", once=True)
+    table = f"{folder}/table"
+    began = time.monotonic()
+    for query in start(spark, declare(topic, table, name=name), run):
+        query.awaitTermination()
+    seconds = time.monotonic() - began
+    rows = history(spark, table).withColumnRenamed("_key", "key")
+    return _checked(rows, seconds, folder)
+
+
+def archive_files(spark: Any, *, source: str, options: Options, folder: str) -> Answer:
+    """A topic to a folder of Parquet files by day: what Spark has for it without a table format."""
+    path = f"{folder}/files"
+    rows = spark.readStream.format(source).options(**options).load().withColumn("day", to_date("timestamp"))
+    began = time.monotonic()
+    writer = rows.writeStream.format("parquet").partitionBy("day").option("path", path)
+    checkpoint = f"{folder}/checkpoint"
+    writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+    return _checked(spark.read.parquet(path), time.monotonic() - began, folder)
+
+
 def collect_garbage(spark: Any) -> Answer:
     """What one left behind is not for the next to clear away."""
     spark._jvm.java.lang.System.gc()
@@ -61,13 +91,29 @@ def collect_garbage(spark: Any) -> Answer:
 
 
 OPERATIONS = {
-    each.__name__: each for each in (read, count_tasks, save_parquet, write, stream, collect_garbage)
+    each.__name__: each
+    for each in (
+        read,
+        count_tasks,
+        save_parquet,
+        write,
+        stream,
+        archive,
+        archive_files,
+        collect_garbage,
+    )
 }
 
 
 def _table(spark: Any, format: str, options: Options, schema: str | None) -> Any:
     reader = spark.read.format(format).options(**options)
     return (reader.schema(schema) if schema is not None else reader).load()
+
+
+def _checked(rows: Any, seconds: float, folder: str) -> Answer:
+    (row,) = rows.selectExpr(*CHECKSUM).collect()
+    shutil.rmtree(folder, ignore_errors=True)
+    return {"seconds": seconds, "rows": row["rows"], "hash": row["hash"]}
 
 
 def _progress(told: Any) -> Answer:
