@@ -57,7 +57,7 @@ def test_it_fits_the_screen(width: int, height: int) -> None:
     assert len(lines) <= height
     assert max(len(line) for line in lines) <= width
     text = "\n".join(lines)
-    assert all(word in text for word in ("12,345", "678", "Spark is starting", "localhost:9092"))
+    assert all(word in text for word in ("12,345", "678", "Spark is starting", "localhost:9092", "NoPrice"))
 
 
 def test_a_screen_of_usual_size_tells_why_the_last_letter_died() -> None:

@@ -16,7 +16,7 @@ from penstock.demo.tally import Tally
 MENDABLE: Final = "NoPrice"
 #: So many must wait, and so much time must have passed since the last time.
 _LETTERS_MIN: Final = 5
-_PAUSE_S: Final = 15.0
+_PAUSE_S: Final = 20.0
 _LOOK_EVERY_S: Final = 1.0
 
 

@@ -48,7 +48,7 @@ class Replayer:
             run=self._run,
             progress=lambda done, total: None,
             should_stop=self._wants_end.is_set,
-            note=lambda text: self._tell(event=text),
+            note=lambda text: self._tell(event=f"replay: {text.partition(': ')[2]}"),
         )
         try:
             make_active(self._spark)

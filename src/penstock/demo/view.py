@@ -14,6 +14,7 @@ from rich.text import Text
 
 from penstock.demo.meters import STEPS
 from penstock.demo.scene import Event, Flow, Health, Kind, Scene
+from penstock.demo.tally import Letter
 
 #: From this width on there is room for what each thing is.
 _WIDE: Final = 94
@@ -52,6 +53,9 @@ def draw(scene: Scene, *, width: int, height: int) -> RenderableType:
     if left >= _LOWER_ROWS:
         parts.append(_lower(scene))
         left -= _LOWER_ROWS
+    elif scene.letter is not None and left >= 1:
+        parts.append(_letter_line(scene.letter))
+        left -= 1
     if left - 2 >= _EVENTS_MIN:
         parts.append(_events(scene.events, min(left - 2, _EVENTS_MAX)))
     parts.append(_foot(scene))
@@ -199,6 +203,17 @@ def _letter(scene: Scene) -> RenderableType:
         ),
         Text.assemble(("latest: ", "dim"), (letter.error, "red"), no_wrap=True, overflow="ellipsis"),
         Text(letter.message, overflow="ellipsis"),
+    )
+
+
+def _letter_line(letter: Letter) -> Text:
+    """The latest one, where there is no room for more."""
+    return Text.assemble(
+        (" latest dead letter: ", "dim"),
+        (letter.error, "red"),
+        f", {letter.message}",
+        no_wrap=True,
+        overflow="ellipsis",
     )
 
 
