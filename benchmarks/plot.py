@@ -196,7 +196,7 @@ def _draw(axis: Any, panel: _Panel, figures: Figures, brokers: Sequence[str]) ->
         ]
         bars = axis.bar(at, values, width, label=broker.capitalize(), color=_COLOURS[broker])
         axis.bar_label(
-            bars, labels=[_short(value) if value else "" for value in values], padding=2, fontsize=8
+            bars, labels=[short(value) if value else "" for value in values], padding=2, fontsize=8
         )
     axis.set_xticks(range(len(points)), [label for label, *_ in points], fontsize=9)
     axis.set_title(title, fontsize=10, loc="left")
@@ -206,5 +206,5 @@ def _draw(axis: Any, panel: _Panel, figures: Figures, brokers: Sequence[str]) ->
     axis.set_xlim(-0.75, max(len(points) - 0.25, 0.75))
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

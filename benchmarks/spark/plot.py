@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.plot import short
 from benchmarks.spark.contest import Result, Spread
 from benchmarks.spark.metrics import TITLES, scalings
 
@@ -124,7 +125,7 @@ def _scaling(results: list[Result]) -> Panel:
 
 def _draw(axis: Any, panel: Panel) -> None:
     groups = list(dict.fromkeys(bar.group for bar in panel.bars))
-    contenders = list(dict.fromkeys(bar.contender for bar in panel.bars))
+    contenders = [who for who in TITLES if any(bar.contender == who for bar in panel.bars)]
     width = _BARS / len(contenders)
     for index, who in enumerate(contenders):
         mine = [bar for bar in panel.bars if bar.contender == who]
@@ -136,7 +137,7 @@ def _draw(axis: Any, panel: Panel) -> None:
         ]
         style = {"ecolor": "#444444", "error_kw": {"linewidth": 0.8}}
         bars = axis.bar(at, heights, width, label=TITLES[who], color=_COLOURS[who], yerr=errors, **style)
-        axis.bar_label(bars, labels=[f"{height:.3g}" for height in heights], padding=2, fontsize=8)
+        axis.bar_label(bars, labels=list(map(short, heights)), padding=2, fontsize=8)
     axis.set_xticks(range(len(groups)), groups, fontsize=9)
     axis.set_title(panel.title, fontsize=10, loc="left")
     axis.set_ylabel(panel.unit, fontsize=9)
