@@ -15,7 +15,7 @@ from penstock.spark.pipelines.status import State, Status
 
 _DROPPED: Final = "numDroppedDuplicateRows"
 #: How long others wait for the first batch of one.
-_HEAD_START_S: Final = 20.0
+_HEAD_START_S: Final = 45.0
 _AT_WORK: Final = (State.RUNNING, State.IDLE)
 
 Tell = Callable[..., None]
