@@ -24,7 +24,6 @@ WITHOUT_SESSION = (
     "tests/spark/sink/test_sink_kafka",
     "tests/spark/source/test_java",
     "tests/spark/source/test_long_lived",
-    "tests/spark/source/test_secure",
 )
 
 
