@@ -109,14 +109,20 @@ def _last_words(log: Path, position: int) -> str:
     return told[-1] if told else "it says nothing"
 
 
+def is_dead() -> bool:
+    """Whether the JVM that this process started is gone."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    return process is not None and process.poll() is not None
+
+
 def forget_dead() -> bool:
-    """Whether the JVM of this process has died; then the next session starts another one."""
+    """Whether it is gone; then the next session starts another one."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    gateway = SparkContext._gateway
-    process = getattr(gateway, "proc", None)
-    if process is None or process.poll() is None:
+    if not is_dead():
         return False
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None

@@ -29,7 +29,7 @@ from penstock.spark.pipelines.status import Counts, Extent, Generation, State, S
 from penstock.spark.pipelines.stopping import StopNow, Stopping, signals_of, take_signals
 from penstock.spark.pipelines.telling import Herald, refuse_second
 from penstock.spark.pipelines.watching import Finished, Look, Watched, is_lasting, trouble_of
-from penstock.spark.session import LOCAL, forget_dead, is_remote, session
+from penstock.spark.session import LOCAL, forget_dead, is_dead, is_remote, session
 
 RESTARTS: Final = Backoff(base_ms=1_000, cap_ms=60_000)
 _LOOK_S: Final = 0.25
@@ -177,12 +177,20 @@ class Runner:
             try:
                 return Outcome(state=self._run_once())
             except Exception as error:
-                trouble = trouble_of(error)
+                trouble = self._trouble(error)
             if self._stopping.is_wanted:
                 return Outcome(state=State.STOPPED)
             if is_lasting(trouble) or self._is_enough():
                 return Outcome(state=State.FAILED, trouble=trouble)
             self._rest(trouble)
+
+    def _trouble(self, error: Exception) -> Trouble:
+        if self._spark is None or is_remote(self._launch.master) or not is_dead():
+            return trouble_of(error)
+        log = log_of(self._launch.checkpoints, self._runnable.name)
+        return Trouble(
+            kind="SparkFailed", message=f"Spark's own process has ended; its last words are in {log}"
+        )
 
     def _is_enough(self) -> bool:
         limit = self._launch.restarts
