@@ -9,6 +9,7 @@ from typing import Any, Final
 from penstock.client.errors import ClientError
 from penstock.demo.names import SUMMING, Folders
 from penstock.demo.pipelines import story
+from penstock.spark import register
 from penstock.spark.pipelines.declaration import Pipeline
 from penstock.spark.pipelines.runner import Launch, Runner
 from penstock.spark.pipelines.status import State, Status
@@ -19,11 +20,6 @@ _HEAD_START_S: Final = 45.0
 _AT_WORK: Final = (State.RUNNING, State.IDLE)
 
 Tell = Callable[..., None]
-
-
-def make_active(spark: Any) -> None:
-    """Sources and sinks are looked up in the session that is active in a thread, which this one becomes."""
-    spark.createDataFrame([], "nothing INT")
 
 
 class Queries:
@@ -71,7 +67,7 @@ class _Running(threading.Thread):
         self._told: dict[str, Any] = {}
 
     def run(self) -> None:
-        make_active(self._spark)
+        register(self._spark)
         try:
             trouble = self.runner.run().trouble
             message = None if trouble is None else trouble.message

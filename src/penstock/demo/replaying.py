@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from penstock.demo.names import LETTERS
 from penstock.demo.pipelines import NoPrice
-from penstock.demo.queries import make_active
+from penstock.spark import register
 from penstock.spark.pipelines.jobs import JobContext
 from penstock.spark.pipelines.settings import RunSettings
 from penstock.spark.pipelines.watching import trouble_of
@@ -51,7 +51,7 @@ class Replayer:
             note=lambda text: self._tell(event=f"replay: {text.partition(': ')[2]}"),
         )
         try:
-            make_active(self._spark)
+            register(self._spark)
             job.run(context)
         except Exception as error:
             self._tell(event=f"replay: {trouble_of(error).message}", is_trouble=True)

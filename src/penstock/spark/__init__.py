@@ -41,7 +41,11 @@ def __getattr__(name: str) -> Any:
 
 
 def register(spark: Any) -> None:
-    """Make `format("penstock")` known to this session, where Spark has not found it by itself."""
+    """Make `format("penstock")` known to this session, where Spark has not found it by itself.
+
+    Sources are looked up in the session that is active in a thread, which this one becomes here.
+    """
     from penstock.spark.datasource import PenstockDataSource
 
     spark.dataSource.register(PenstockDataSource)
+    spark.createDataFrame([], "nothing INT")

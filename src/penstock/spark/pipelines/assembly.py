@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from penstock.client.cluster import Cluster
+from penstock.client.letters import is_letter_topic
 from penstock.client.metadata import TopicInfo
 from penstock.client.positions import EARLIEST, LATEST, committed, list_offsets
 from penstock.client.retrying import Backoff
@@ -159,7 +160,9 @@ def _offsets(
         found = list_offsets(cluster, dict.fromkeys(places, int(asked)))
         return {place: LATEST if at is None else at.offset for place, at in found.items()}
     given = numbers_by_place("starting", asked, least=EARLIEST)
-    return {place: given.get(place, EARLIEST) for place in (*places, *given)}
+    # Positions in letter topics are the group's, and of levels that there are no more nobody's.
+    named = [place for place in given if not is_letter_topic(place[0])]
+    return {place: given.get(place, EARLIEST) for place in (*places, *named)}
 
 
 # Queries
