@@ -65,11 +65,11 @@ def test_a_slow_replay_has_small_pieces():
 )
 def test_no_stretch_of_time_has_more_than_its_share(rate, burst, steps):
     """However long the steps take, and whether they are as large as they were thought to be."""
-    now, largest, went = 100.0, burst, []
+    now, largest, went = 1e6, burst, []
     pace = Pace(rate, burst=burst, now_s=now)
     for records, took in steps:
         now += pace.wait_s(records, now)
-        assert pace.wait_s(records, now) <= 1e-6
+        assert pace.wait_s(records, now) == 0, "waiting as long as was said is enough"
         went.append((now, records))
         largest = max(largest, records)
         now += took
@@ -78,7 +78,7 @@ def test_no_stretch_of_time_has_more_than_its_share(rate, burst, steps):
         for last in range(first, len(went)):
             passed = went[last][0] - went[first][0]
             sent = sum(records for _, records in went[first:last])
-            assert sent <= passed * rate + burst + largest + 1e-3
+            assert sent <= passed * rate + burst + largest + 0.5
 
 
 def test_the_first_burst_is_free_and_the_rest_takes_its_time():

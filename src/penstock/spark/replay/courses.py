@@ -71,6 +71,9 @@ class RangeCourse:
         write_once(to_topic(counted.frame, self._request), batch, self._options, self._request)
         return counted.found().get("rows", 0)
 
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 class ArchiveCourse(RangeCourse):
     """The same for a Delta table that an archive is kept in; rows are known by the offsets that they had."""
@@ -192,3 +195,6 @@ class LettersCourse:
         write_once(out, batch, self._options, self._request)
         turns.check(self._cluster, batch)
         return counted.found().get("rows", 0)
+
+    def close(self) -> None:
+        self._replayed.unpersist()

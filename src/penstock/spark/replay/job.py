@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -29,6 +30,9 @@ class Course(Protocol):
     def write(self, index: int, ranges: list[OffsetRange]) -> int:
         """One piece, once. Returns how many records it had. Raises SinkError, Unavailable, what Spark raises."""
 
+    def close(self) -> None:
+        """Let go of what was held for it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
@@ -49,8 +53,8 @@ class Replay:
         """Raises ReplayError, SinkError, DataLoss, TopicChanged, Unavailable, Refused, what Spark raises."""
         with context.run.cluster() as cluster:
             self._refuse_missing(cluster)
-            course = _course(cluster, self.request, context)
-            written = self._replay(course, context)
+            with closing(_course(cluster, self.request, context)) as course:
+                written = self._replay(course, context)
         if written is not None:
             context.note(f"replay {self.request.id}: {written} records written by this run")
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+#: Clocks do not tell shorter times apart, so nobody could wait for them.
+_WAIT_S_MIN: Final = 1e-6
+
 
 class Pace:
     """At most `rate_per_s` records in every second, but for one burst of `burst` records.
@@ -21,7 +26,8 @@ class Pace:
         """How long to wait before a step of about so many records; 0 where it may be taken now."""
         self._fill(now_s)
         missing = min(float(records), self._burst) - self._level
-        return max(0.0, missing / self._rate_per_s)
+        wait_s = missing / self._rate_per_s
+        return wait_s if wait_s >= _WAIT_S_MIN else 0.0
 
     def spend(self, records: int, now_s: float) -> None:
         """So many went out."""
