@@ -63,8 +63,9 @@ def lay(given: dict[str, Any]) -> None:
 
 def run(given: dict[str, Any]) -> None:
     spark = session("archive", master="local[2,4]", settings=QUIET)
-    # Files are joined after every batch, where a real one rests in between.
+    # Files are joined after every batch, where a real one rests in between and waits for more of them.
     mock.patch.object(sink, "_UPKEEP_REST_MS", 0).start()
+    mock.patch.object(upkeep, "_FAN", 2).start()
     declared = archive(given["topic"], given["table"], name="archive", compact_mb=1)
     options = {"maxOffsetsPerTrigger": "60", "minPartitions": str(given["tasks"])}
     declared = replace(declared, source=replace(declared.source, options=options))
