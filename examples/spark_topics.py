@@ -20,6 +20,7 @@ def main() -> None:
         .option("kafka.bootstrap.servers", BOOTSTRAP)
         .option("topic", "fruit")
         .option("contract", "exactly-once")
+        .mode("append")
         .save()
     )
     topic = (

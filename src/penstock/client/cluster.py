@@ -143,6 +143,12 @@ class Cluster:
             forget=lambda: self.forget_topic(name),
         )
 
+    def topic_to_write(self, name: str) -> TopicInfo:
+        """The same; where there is none, brokers make one if they are set to (auto.create.topics.enable)."""
+        if self._recent(name) is None:
+            self._insist(lambda: None, lambda _: self._refresh((name,), creates=True), f"topic {name}")
+        return self.await_topic(name)
+
     def leader(self, topic: str, partition: int, topic_id: UUID | None = None) -> PartitionInfo:
         """Who leads, as far as is known. Raises Refused where nobody does, TopicChanged as `topic` does."""
         info = self.topic(topic, topic_id).partition(partition)
@@ -308,13 +314,13 @@ class Cluster:
 
     # Finding who is in charge
 
-    def _refresh(self, names: tuple[str, ...] | None) -> MetadataView:
+    def _refresh(self, names: tuple[str, ...] | None, *, creates: bool = False) -> MetadataView:
         """Ask around until somebody tells. Raises Unavailable, Refused."""
         troubles: list[str] = []
         for connect in self._sources():
             try:
                 asked = connect()
-                view = self._ask_metadata(asked, names)
+                view = self._ask_metadata(asked, names, creates=creates)
             except Unavailable as error:
                 troubles.append(str(error))
             else:
@@ -332,9 +338,12 @@ class Cluster:
         for address in addresses:
             yield partial(Connection, address, self.settings)
 
-    def _ask_metadata(self, asked: Connection, names: tuple[str, ...] | None) -> MetadataView:
+    def _ask_metadata(
+        self, asked: Connection, names: tuple[str, ...] | None, *, creates: bool
+    ) -> MetadataView:
         timeout_ms = min(self.settings.request_timeout_ms, _METADATA_TIMEOUT_MS)
-        answer = asked.call(metadata_request(names), oldest=OLDEST_METADATA, timeout_ms=timeout_ms)
+        request = metadata_request(names, creates=creates)
+        answer = asked.call(request, oldest=OLDEST_METADATA, timeout_ms=timeout_ms)
         view = metadata_view(answer)
         if not view.nodes:
             raise Unavailable(f"{asked.peer} knows no brokers")

@@ -79,15 +79,15 @@ class MetadataView:
     topics: dict[str, TopicInfo]
 
 
-def metadata_request(names: Iterable[str] | None) -> Any:
-    """Of these topics, or of all; never makes a topic by asking for it."""
+def metadata_request(names: Iterable[str] | None, *, creates: bool = False) -> Any:
+    """Of these topics, or of all. `creates` has brokers make what does not exist, if they are set to do that."""
     module = "metadata.v12.request"
     topics = None
     if names is not None:
         topic = schema_class(f"{module}:MetadataRequestTopic")
         topics = tuple(topic(topic_id=None, name=name) for name in names)
     return schema_class(f"{module}:MetadataRequest")(
-        topics=topics, allow_auto_topic_creation=False, include_topic_authorized_operations=False
+        topics=topics, allow_auto_topic_creation=creates, include_topic_authorized_operations=False
     )
 
 

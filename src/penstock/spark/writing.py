@@ -118,7 +118,7 @@ def _send(
     from penstock.spark.columns import encode
 
     def partition_count(topic: str) -> int:
-        return len(cluster.await_topic(topic).partitions)
+        return len(cluster.topic_to_write(topic).partitions)
 
     count = 0
     for each in rows:

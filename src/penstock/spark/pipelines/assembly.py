@@ -26,6 +26,7 @@ from penstock.spark.pipelines.routing import Routing
 from penstock.spark.pipelines.settings import RunSettings
 from penstock.spark.schemas import table_schema
 from penstock.spark.sink_options import Contract
+from penstock.spark.tickets import refuse_speculation
 
 _EDGES: Final = {"earliest": EARLIEST, "latest": LATEST}
 _QUERY: Final = "query"
@@ -38,6 +39,8 @@ def start(spark: Any, pipeline: Pipeline, run: RunSettings) -> tuple[Any, ...]:
     from penstock.spark import register
 
     register(spark)
+    if pipeline.delivery is Contract.AT_MOST_ONCE:
+        refuse_speculation(spark.conf.get("spark.speculation", "false"))
     shapes = shapes_of(pipeline) if pipeline.evaluates else None
     with run.cluster() as cluster:
         if pipeline.stateful:

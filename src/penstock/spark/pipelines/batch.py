@@ -197,7 +197,12 @@ class _Batch:
     def _to_topics(self, rows: Any, options: Any, name: str) -> None:
         contract = {"contract": self.contract.value}
         if self.contract is Contract.EXACTLY_ONCE:
-            contract |= {"txnAppId": name, "txnVersion": str(self.batch.number)}
+            checkpoint = self.batches.checkpoint + name.removeprefix(self.batch.query)
+            contract |= {
+                "txnAppId": name,
+                "txnVersion": str(self.batch.number),
+                "checkpointLocation": checkpoint,
+            }
         writer = self._once(rows).write.format("penstock").mode("append")
         given = {**self.batches.run.options(), **options, **contract, "timestampColumn": shaping.TIMESTAMP}
         writer.options(**given).save()
