@@ -7,12 +7,15 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from penstock.spark.pipelines.parsing import avro_rows
 
 fastavro = pytest.importorskip("fastavro")
 
+KIND = {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}
 SCHEMA = {
     "type": "record",
     "name": "Order",
@@ -22,6 +25,7 @@ SCHEMA = {
         {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
         {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
         {"name": "tags", "type": {"type": "map", "values": "int"}},
+        {"name": "kinds", "type": {"type": "array", "items": KIND}},
     ],
 }
 ROW = {
@@ -30,6 +34,7 @@ ROW = {
     "at": datetime(2030, 1, 31, 12, 0, 0, 1, tzinfo=UTC),
     "price": Decimal("12.34"),
     "tags": {"x": 1},
+    "kinds": ["A", "B"],
 }
 
 
@@ -59,3 +64,49 @@ def test_five_bytes_before():
     found = parse(b"\x00\x00\x00\x00\x07" + encoded(), encoded(), b"\x00", framed=True)
     assert sorted(found.errors) == [1, 2]
     assert found.rows[0].as_py()["id"] == "a"
+
+
+MOST = b"\xfe" + b"\xff" * 8 + b"\x01"
+LEAST = b"\xff" * 9 + b"\x01"
+BEFORE_PRICE = b"\x02a" + b"\x00" + b"\x00"
+AFTER_PRICE = b"\x00\x00"
+
+
+def test_sizes_that_only_claim_to_be_large_cost_nothing():
+    """Megabytes of digits would take minutes to become a number."""
+    megabyte = b"\x80\x80\x80\x01" + b"\x7f" * (1 << 20)
+    whole = BEFORE_PRICE + b"\x02\x01" + AFTER_PRICE
+    hostile = [
+        MOST,
+        LEAST,
+        BEFORE_PRICE + megabyte + AFTER_PRICE,
+        BEFORE_PRICE + b"\x0a\x7f\xff\xff\xff\xff" + AFTER_PRICE,
+        BEFORE_PRICE + b"\x02\x01" + MOST,
+        BEFORE_PRICE + b"\x02\x01" + b"\x00" + MOST,
+        BEFORE_PRICE + b"\x02\x01" + b"\x00" + LEAST + b"\x00",
+        b"\x02a" + b"\x00" + MOST + b"\x02\x01" + AFTER_PRICE,
+        BEFORE_PRICE + b"\x02\x01" + b"\x02\x02x" + MOST + b"\x00\x00",
+    ]
+    found = parse(whole, *hostile)
+    assert sorted(found.errors) == list(range(1, len(hostile) + 1))
+    assert "a decimal of 1048576 bytes" in found.errors[3]
+    assert found.errors[4] == "price must fit decimal(10,2), and is 5497558138.87"
+    assert found.errors[9].startswith("tags must be map")
+    assert found.rows[0]["price"].as_py() == Decimal("0.01")
+
+
+_dented = st.builds(
+    lambda at, put, less: encoded()[:at] + put + encoded()[at + less :],
+    st.integers(0, 30),
+    st.binary(max_size=10) | st.sampled_from([MOST, LEAST]),
+    st.integers(0, 5),
+)
+
+
+@given(st.lists(st.binary(max_size=40) | _dented, max_size=6))
+def test_whatever_the_bytes_are_others_are_read(values):
+    found = parse(encoded(), *values, encoded())
+    rows = found.rows.to_pylist()
+    assert [number for number, row in enumerate(rows) if row is None] == sorted(found.errors)
+    assert rows[0] == rows[-1] == ROW | {"tags": [("x", 1)]}
+    assert all(found.errors.values())

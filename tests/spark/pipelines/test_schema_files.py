@@ -23,6 +23,7 @@ JSON_SCHEMA = {
         "tags": {"type": "object", "additionalProperties": {"type": "boolean"}},
     },
 }
+LINE = {"type": "record", "name": "L", "fields": [{"name": "k", "type": "int"}]}
 AVRO = {
     "type": "record",
     "name": "Order",
@@ -34,7 +35,7 @@ AVRO = {
         {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
         {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}},
         {"name": "other", "type": "shop.Kind"},
-        {"name": "lines", "type": {"type": "array", "items": {"type": "record", "name": "L", "fields": []}}},
+        {"name": "lines", "type": {"type": "array", "items": LINE}},
         {"name": "line", "type": ["null", "L"]},
     ],
 }
@@ -74,7 +75,7 @@ def test_avro_schema(tmp_path):
     parser = avro_rows(path)
     assert columns(parser) == (
         "struct<id:string,count:bigint,at:timestamp,price:decimal(10,2),kind:string,other:string,"
-        "lines:array<struct<>>,line:struct<>>"
+        "lines:array<struct<k:int>>,line:struct<k:int>>"
     )
     assert "count" not in required(parser)
 
@@ -97,3 +98,13 @@ def test_avro_without_a_column_is_named():
         avro_rows(json.dumps({"type": "record", "name": "R", "fields": within}))
     with pytest.raises(PipelineError, match="describes no Avro record"):
         avro_rows('{"type": "string"}')
+
+
+@pytest.mark.parametrize(
+    "kind", [{"type": "record", "name": "E", "fields": []}, {"type": "fixed", "name": "E", "size": 0}]
+)
+def test_avro_that_takes_no_bytes_is_refused(kind):
+    """A few bytes could say that there are billions of them."""
+    fields = [{"name": "odd", "type": {"type": "array", "items": kind}}]
+    with pytest.raises(PipelineError, match=r"odd\[\] is of type"):
+        avro_rows(json.dumps({"type": "record", "name": "R", "fields": fields}))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.client.letters import Failure, is_for
 from penstock.spark.pipelines.declaration import DeadLetter, Parser, Pipeline, PipelineError, RowFunction
-from penstock.spark.pipelines.parsing import arrow_struct, struct_type, to_struct
+from penstock.spark.pipelines.parsing import struct_type
+from penstock.spark.pipelines.parsing_columns import arrow_struct, to_struct
 from penstock.spark.pipelines.routing import Letter, Routing
 from penstock.spark.schemas import TYPES
 

@@ -6,13 +6,10 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from penstock.spark.pipelines import schema_files
 from penstock.spark.pipelines.declaration import Parsed, PipelineError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _FILES: Final = (".json", ".avsc", ".ddl", ".sql", ".txt")
 
@@ -83,9 +80,6 @@ class AvroRows:
         return AvroReader(self.avro, schema, framed=self.framed).parse
 
 
-# What all parsers share
-
-
 def struct_type(text: str, what: str) -> Any:
     """DDL, or JSON of Spark, as a StructType; needs a session. Raises PipelineError."""
     from pyspark.errors import PySparkException
@@ -101,70 +95,3 @@ def struct_type(text: str, what: str) -> Any:
     if not isinstance(found, StructType):
         raise PipelineError(f"{what}: {text!r} are no columns")
     return found
-
-
-def arrow_struct(schema: Any) -> pa.StructType:
-    """The columns as one Arrow type, in which every field may be null: rows that failed are."""
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return pa.struct([field.with_nullable(True) for field in to_arrow_schema(schema, timezone="UTC")])
-
-
-def parse_each(values: Any, kind: pa.StructType, parse: Callable[[bytes | None], dict[str, Any]]) -> Parsed:
-    """One by one. `parse` raises RowError."""
-    rows: list[dict[str, Any] | None] = []
-    errors: dict[int, str] = {}
-    for number, value in enumerate(values.to_pylist()):
-        try:
-            rows.append(parse(value))
-        except RowError as error:
-            rows.append(None)
-            errors[number] = str(error)
-    return to_struct(rows, kind, errors)
-
-
-def to_struct(rows: list[dict[str, Any] | None], kind: pa.StructType, errors: dict[int, str]) -> Parsed:
-    """Dicts as Arrow. What does not fit is an error of its row."""
-    import pyarrow as pa
-
-    try:
-        return Parsed(_columns(rows, kind), errors)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        for number, row in enumerate(rows):
-            flaw = None if row is None else _flaw(row, kind)
-            if flaw is not None:
-                rows[number], errors[number] = None, flaw
-        return Parsed(_columns(rows, kind), errors)
-
-
-def _columns(rows: list[dict[str, Any] | None], kind: pa.StructType) -> pa.StructArray:
-    """Column by column, which is much faster than row by row."""
-    import pyarrow as pa
-
-    is_null = pa.array([row is None for row in rows], pa.bool_())
-    getters = [({} if row is None else row).get for row in rows]
-    columns = [pa.array([get(field.name) for get in getters], type=field.type) for field in kind]
-    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=is_null)
-
-
-def _flaw(row: dict[str, Any], kind: pa.StructType) -> str | None:
-    import pyarrow as pa
-
-    for field in kind:
-        value = row.get(field.name)
-        try:
-            pa.array([value], type=field.type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            return f"{field.name} must be {field.type}, and is {shown(value)} ({error})"
-    return None
-
-
-class RowError(Exception):
-    """A row is refused; the sentence names the field."""
-
-
-def shown(value: object) -> str:
-    """For sentences: short, whatever it is."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "..."

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.spark.pipelines.declaration import Parsed, PipelineError
-from penstock.spark.pipelines.parsing import RowError, arrow_struct, parse_each
+from penstock.spark.pipelines.parsing_columns import RowError, arrow_struct, parse_each
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _FRAME: Final = 5
+#: fastavro's own decimals take minutes for a megabyte of digits; these refuse what no column can hold.
+_DECIMAL: Final = "penstock-decimal"
+_DECIMAL_BYTES_MAX: Final = 256
+_EXACTLY: Final = Context(prec=1000)
 
 
 class AvroReader:
@@ -20,10 +25,12 @@ class AvroReader:
         """Raises PipelineError."""
         try:
             from fastavro import parse_schema, schemaless_reader
+            from fastavro.read import LOGICAL_READERS
         except ImportError:
             raise PipelineError("Avro needs a package more: pip install fastavro") from None
+        LOGICAL_READERS |= {f"{kind}-{_DECIMAL}": _decimal for kind in ("bytes", "fixed")}
         self.kind = arrow_struct(schema)
-        self._schema = parse_schema(json.loads(avro))
+        self._schema = parse_schema(_with_our_decimals(json.loads(avro)))
         self._read_one = schemaless_reader
         self._framed = framed
 
@@ -50,3 +57,18 @@ class AvroReader:
         if len(value) < _FRAME or value[0]:
             raise RowError("the value does not begin with the five bytes of a schema registry")
         return value[_FRAME:]
+
+
+def _with_our_decimals(document: Any) -> Any:
+    if isinstance(document, list):
+        return [_with_our_decimals(each) for each in document]
+    if not isinstance(document, dict):
+        return document
+    found = {name: _with_our_decimals(each) for name, each in document.items()}
+    return found | {"logicalType": _DECIMAL} if found.get("logicalType") == "decimal" else found
+
+
+def _decimal(data: bytes, writer_schema: Any, reader_schema: Any = None) -> Decimal:
+    if len(data) > _DECIMAL_BYTES_MAX:
+        raise ValueError(f"a decimal of {len(data)} bytes")
+    return Decimal(int.from_bytes(data, signed=True)).scaleb(-writer_schema.get("scale", 0), _EXACTLY)

@@ -90,6 +90,9 @@ def _avro_record(document: dict[str, Any], name: str, path: str, known: dict[str
     for field in document.get("fields", ()):
         kind, may_be_null = _avro_type(field["type"], name, f"{path}{field['name']}", known)
         fields.append(_field(field["name"], kind, may_be_null, required=True))
+    if not fields:
+        # Nor fixed values of no bytes: a list of what takes no bytes is as long as its writer says.
+        raise _refused(name, path.removesuffix(".") or "the record", document)
     _remember(document, known)
     return {"type": "struct", "fields": fields}
 
@@ -125,6 +128,8 @@ def _avro_complex(kind: dict[str, Any], name: str, path: str, known: dict[str, A
     match kind.get("type"):
         case "record":
             return _avro_record(kind, name, f"{path}.", known)
+        case "fixed" if not kind.get("size"):
+            raise _refused(name, path, kind)
         case "array":
             element, element_null = _avro_type(kind["items"], name, f"{path}[]", known)
             return _array(element, contains_null=element_null)
