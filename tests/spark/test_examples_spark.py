@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import BrokerProcess, executable
 
 ROOT = Path(__file__).parents[2]
@@ -45,9 +44,6 @@ def test_a_pipeline(fresh_broker: BrokerProcess, tmp_path: Path) -> None:
 
 
 def publish(bootstrap: str, orders: list[str]) -> None:
-    topics = [NewTopic("orders", 1), NewTopic("orders.clean", 1)]
-    for made in AdminClient({"bootstrap.servers": bootstrap}).create_topics(topics).values():
-        made.result()
     producer = Producer({"bootstrap.servers": bootstrap})
     for order in orders:
         producer.produce("orders", order, key="ada")
