@@ -9,7 +9,8 @@ DELIVERED = {
     *(f"L{n}" for n in range(1, 8)),
     *(f"P{n}" for n in range(1, 7)),
     *(f"C{n}" for n in range(1, 8)),
-    *("D1", "D4", "F1", "F3"),
+    *("P8", "D1", "D2", "D4", "D5", "F1", "F2", "F3", "F4"),
+    *(f"S{n}" for n in range(1, 9)),
 }
 
 
