@@ -16,7 +16,7 @@ from penstock.client.letters import Failure, Origin
 from penstock.spark.decisions import MicroBatch
 from penstock.spark.pipelines import keeping, letter_topics, shaping
 from penstock.spark.pipelines.bisecting import Isolated, Stretch, TooMany, Unsteady, isolate
-from penstock.spark.pipelines.counts import Tally, counts_of, tell
+from penstock.spark.pipelines.counts import Tally, counts_of, fates_in, tell
 from penstock.spark.pipelines.declaration import BatchError, Pipeline, TopicSink
 from penstock.spark.pipelines.evaluation import (
     ATTEMPTS,
@@ -138,7 +138,7 @@ class _Batch:
     def _counted(self, frame: Any) -> Any:
         counted = Tally.of_fates(frame)
         held = self._hold(counted.frame)
-        self.tally, self.fates = None, counted.found()
+        self.tally, self.fates = None, counted.found() or fates_in(held)
         return held
 
     def _hold(self, frame: Any) -> Any:

@@ -56,6 +56,13 @@ class Tally:
         return dict(told)
 
 
+def fates_in(held: Any) -> dict[str, int]:
+    """Counted by asking: where letters depend on it, what Spark happens to tell is not enough."""
+    rows = held.groupBy(FATE).count().collect()
+    numbers = {int(row[FATE]): int(row["count"]) for row in rows}
+    return {name: numbers.get(fate, 0) for name, fate in _FATES.items()}
+
+
 def counts_of(fates: dict[str, int], rows_out: int) -> Counts:
     from penstock.spark.pipelines.status import Counts
 
