@@ -1,6 +1,5 @@
 """A desk from which tests run replays, and see what they told and what they left in topics."""
 
-from collections.abc import Callable
 from typing import Any
 
 from tests.spark.sink.readers import await_rest
@@ -44,16 +43,15 @@ class Desk:
         self.moments: list[float] = []
         #: To stop when so many offsets are done.
         self.stops_at: int | None = None
-        self.on_progress: Callable[[int, int | None], None] = lambda done, total: None
 
     def run(self, **settings: str) -> str:
         """Returns what was told of it."""
         self.notes, self.progress, self.moments = [], [], []
         request = read_request(**settings)
-        Replay(request=request, clock=self.clock, sleep=self.clock.sleep).run(self._context())
+        Replay(request=request, clock=self.clock, sleep=self.clock.sleep).run(self.context())
         return "; ".join(self.notes)
 
-    def _context(self) -> JobContext:
+    def context(self) -> JobContext:
         return JobContext(
             spark=self.spark,
             run=RunSettings(
@@ -69,7 +67,6 @@ class Desk:
     def _note_progress(self, done: int, total: int | None) -> None:
         self.progress.append((done, total))
         self.moments.append(self.clock.now_s)
-        self.on_progress(done, total)
 
     def _should_stop(self) -> bool:
         return self.stops_at is not None and bool(self.progress) and self.progress[-1][0] >= self.stops_at

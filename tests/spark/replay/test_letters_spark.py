@@ -16,6 +16,7 @@ from penstock.client.letters import (
 from penstock.protocol.letters import WITHOUT_RECORD
 from penstock.spark.decisions import SinkError
 from penstock.spark.replay import ReplayError, turns
+from penstock.spark.replay.courses import LettersCourse
 from penstock.spark.replay.request import Kind, read_request
 
 OWN = (("trace", b"abc"), ("none", None))
@@ -115,16 +116,14 @@ def test_letters_of_a_topic_that_was_made_anew_are_others(desk, topics, orders, 
 
 def test_who_begins_takes_the_turn_from_who_was_before(desk, topics, orders, dead):
     """The first of two is in the middle when the second begins: it stops, and nothing is written twice."""
-    second = type(desk)(desk.spark, topics)
-
-    def begin_second(done, total):
-        if done == 5 and not second.progress:
-            second.run(letters=dead, id="second")
-
-    desk.on_progress = begin_second
-    with pytest.raises(SinkError, match="another replay of the same dead letters has begun since"):
-        desk.run(letters=dead, rate="3", id="first")
-    assert second.progress[-1] == (20, 20)
+    context = desk.context()
+    with context.run.cluster() as cluster:
+        first = LettersCourse(cluster, read_request(letters=dead, rate="6", id="first"), context)
+        first.write(0, first.plan.piece(0))
+        second = LettersCourse(cluster, read_request(letters=dead, id="second"), context)
+        with pytest.raises(SinkError, match="another replay of the same dead letters has begun since"):
+            first.write(1, first.plan.piece(1))
+        assert second.write(0, second.plan.piece(0)) == 10
     assert desk.numbers(orders) == list(range(20))
 
 
