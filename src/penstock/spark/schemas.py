@@ -21,9 +21,16 @@ TYPES: Final = {
 }
 
 
+#: All others are always there, and Spark is told so: it then does not ask for each row whether they are.
+_MAY_BE_NULL: Final = ("key", "value", "headers")
+
+
 def table_schema(*, include_headers: bool) -> str:
     """As Spark reads it."""
-    return ", ".join(f"{name} {kind}" for name, kind in TYPES.items() if include_headers or name != "headers")
+    chosen = {name: kind for name, kind in TYPES.items() if include_headers or name != "headers"}
+    return ", ".join(
+        f"{name} {kind}{'' if name in _MAY_BE_NULL else ' NOT NULL'}" for name, kind in chosen.items()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
