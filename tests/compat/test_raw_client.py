@@ -188,6 +188,35 @@ def test_what_does_not_exist(modern: Cluster, topic: str, unique: Callable[[str]
         PartitionReader(modern, topic, modern.topic(topic).id, 5).fetch(0, wait_ms=1)
 
 
+def test_a_topic_to_write_to_is_made_by_the_broker(cluster: Cluster, unique: Callable[[str], str]) -> None:
+    name = unique("made-by-asking")
+    made = cluster.topic_to_write(name)
+    assert made.partitions
+    assert cluster.topics([name])[name].id == made.id
+    assert cluster.topic_to_write(name).id == made.id
+    with pytest.raises(Refused) as caught:
+        cluster.topic_to_write("no topic")
+    assert caught.value.code is ErrorCode.invalid_topic_exception
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Iterator[Cluster]:
+    """Of a broker that makes no topics by itself; clients are as patient as they are unless told otherwise."""
+    process = BrokerProcess(tmp_path / "data", {"auto.create.topics.enable": "false"}).start()
+    with Cluster(settings(process.bootstrap_servers)) as cluster:
+        yield cluster
+    process.stop()
+
+
+def test_a_topic_to_write_to_that_nobody_makes(strict: Cluster, unique: Callable[[str], str]) -> None:
+    """It is refused after the time in which brokers hear of a topic, not after that in which they come back."""
+    name = unique("unmade")
+    assert strict.settings.unknown_topic_ms_max <= 5_000 < strict.settings.retry_deadline_ms
+    with pytest.raises(Refused, match="unknown topic or partition"):
+        strict.topic_to_write(name)
+    assert strict.topics([name]) == {}
+
+
 def test_topics_by_name_by_pattern_and_all(
     cluster: Cluster, new_topic: Callable[..., str], group: str
 ) -> None:

@@ -14,6 +14,15 @@ _FENCING: Final = frozenset(
         ErrorCode.fenced_member_epoch,
     }
 )
+#: It is the records themselves that are wrong.
+_OF_RECORDS: Final = frozenset(
+    {
+        ErrorCode.message_too_large,
+        ErrorCode.record_list_too_large,
+        ErrorCode.invalid_record,
+        ErrorCode.invalid_timestamp,
+    }
+)
 
 
 class ClientError(Exception):
@@ -51,6 +60,10 @@ class Fenced(Refused):
     """Somebody else goes on with this transactional id or this membership."""
 
 
+class RecordsRefused(Refused):
+    """The broker does not take these records, whoever sends them and however often."""
+
+
 class OutOfRange(ClientError):
     """The offset is not in the log: `log_start <= offset <= log_end` does not hold."""
 
@@ -75,7 +88,7 @@ class TopicChanged(ClientError):
 
 def refusal(code: ErrorCode, subject: str, detail: str | None = None) -> Refused:
     """The broker's error about `subject` as an exception."""
-    kind = Fenced if code in _FENCING else Refused
+    kind = Fenced if code in _FENCING else RecordsRefused if code in _OF_RECORDS else Refused
     words = code.name.replace("_", " ")
     return kind(code, f"{subject}: {words}" + (f" ({detail})" if detail else ""))
 

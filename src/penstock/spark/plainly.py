@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -12,6 +13,8 @@ from penstock.client.errors import ClientError
 
 #: Spark's workers look at it when they tell of an error, and end afterwards.
 _HIDES: Final = "SPARK_HIDE_TRACEBACK"
+#: An error of ours in what Spark says: its whole name, and its sentence.
+OURS: Final = re.compile(r"\b(penstock\.[\w.]+\.\w+): ([^\n]*)")
 _LOG: Final = logging.getLogger("penstock.spark")
 
 

@@ -30,7 +30,7 @@ from penstock.spark.option_values import OptionError
 from penstock.spark.plainly import told_plainly
 from penstock.spark.reading import task_cluster
 from penstock.spark.sink_options import Contract, SinkOptions
-from penstock.spark.sink_rows import SinkColumns
+from penstock.spark.sink_rows import SinkColumns, WrongRow
 from penstock.spark.tasks import warn_of_unknown
 from penstock.spark.tickets import Ticket, fresh_ticket, redeem, this_attempt
 
@@ -50,6 +50,8 @@ class Written(WriterCommitMessage):  # type: ignore[misc, unused-ignore]
     #: With exactly-once.
     batch: MicroBatch | None = None
     prepared: Prepared | None = None
+    #: Why this task has written nothing that lasts. Another attempt at it would find the same, so the driver fails.
+    flaw: WrongRow | None = None
 
 
 def refuse_overwrite(overwrite: bool) -> None:
@@ -75,6 +77,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc, unused-ignore]
 
     @told_plainly()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        refuse_flawed(messages)
         if self.options.repeatable is None:
             self._conclude_once(prepared_by(messages))
             return
@@ -117,6 +120,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc, unused-ig
 
     @told_plainly()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        refuse_flawed(messages)
         batch = batch_of(messages, batchId)
         if self.options.contract is not Contract.EXACTLY_ONCE or batch is None:
             return
@@ -159,9 +163,28 @@ def _write(
     ticket: Ticket | None,
     batches: Iterable[Any],
 ) -> Written:
-    from penstock.spark.writing import NAMES, write_at_least_once, write_exactly_once
+    from penstock.spark.writing import skip
+
+    rows = iter(batches)
+    try:
+        return _write_rows(options, columns, find_batch, ticket, rows)
+    except WrongRow as flaw:
+        skip(rows)
+        return Written(rows=0, flaw=flaw)
+
+
+def _write_rows(
+    options: SinkOptions,
+    columns: SinkColumns,
+    find_batch: Callable[[], MicroBatch],
+    ticket: Ticket | None,
+    batches: Iterable[Any],
+) -> Written:
+    from penstock.spark.writing import NAMES, write_at_least_once, write_exactly_once, write_nowhere
 
     cluster = task_cluster(options.connection)
+    if options.dry_run:
+        return Written(rows=write_nowhere(cluster, options, columns, batches).rows)
     if ticket is not None:
         return _write_at_most_once(cluster, options, columns, ticket, batches)
     if options.contract is not Contract.EXACTLY_ONCE:
@@ -209,6 +232,13 @@ def batch_of(messages: Iterable[WriterCommitMessage | None], number: int) -> Mic
             f"tasks of {', '.join(map(str, sorted(found)))} are to be committed as batch {number}"
         )
     return next(iter(found))
+
+
+def refuse_flawed(messages: Iterable[WriterCommitMessage | None]) -> None:
+    """Raises WrongRow. Spark then has the writer abort."""
+    for each in messages:
+        if isinstance(each, Written) and each.flaw is not None:
+            raise each.flaw
 
 
 def prepared_by(messages: Iterable[WriterCommitMessage | None]) -> list[Prepared]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -20,6 +20,7 @@ _WITHOUT_EFFECT: Final = ("includeHeaders",)
 SINK_OPTIONS: Final = (
     *_WITHOUT_EFFECT,
     "contract",
+    "dryRun",
     "failOnDataLoss",
     "kafka.bootstrap.servers",
     "kafka.compression.type",
@@ -75,6 +76,8 @@ class SinkOptions:
     checkpoint: str | None = None
     #: Stop when what was decided to be written has been aborted meanwhile.
     fail_on_data_loss: bool = True
+    #: Look at all rows as a write does, and send none of them.
+    dry_run: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -89,6 +92,7 @@ class SinkOptions:
             checkpoint=given.text("checkpointLocation") or None,
             contract=_contract(given, repeatable),
             fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+            dry_run=given.flag("dryRun", default=False),
             codec=_codec(settings.pop("compression.type", "none")),
             batch_bytes_max=_number(settings, "max.request.size", _BATCH_BYTES_MAX),
             # Nobody would end what the driver of a batch write that is not repeated leaves behind when it dies.
@@ -101,7 +105,11 @@ class SinkOptions:
         for name in (*_OF_SPARK, *_WITHOUT_EFFECT):
             given.text(name)
         given.refuse_rest(SINK_OPTIONS)
-        return parsed
+        return parsed._without_promises() if parsed.dry_run else parsed
+
+    def _without_promises(self) -> SinkOptions:
+        """Where nothing is written there is nothing to keep count of."""
+        return replace(self, contract=Contract.AT_LEAST_ONCE, repeatable=None)
 
 
 def contract_of(text: str | None) -> Contract | None:

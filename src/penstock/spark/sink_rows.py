@@ -31,7 +31,7 @@ _BYTES_WANTED: Final = 8 << 20
 
 
 class WrongRow(ClientError):
-    """A row cannot be written: its topic or partition is none."""
+    """A row cannot be written where it is to go: that is none, or takes no such record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

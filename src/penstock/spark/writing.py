@@ -15,13 +15,19 @@ from penstock.client.errors import ClientError
 from penstock.client.prepared import Prepared
 from penstock.client.producing import RawProducer, TwoPhaseKind
 from penstock.client.settings import ConnectionSettings
+from penstock.protocol.compression import Codec
 from penstock.spark.concluding import attempts_prefix
 from penstock.spark.decisions import MicroBatch, last_mark
+from penstock.spark.sink_limits import Limits
 from penstock.spark.sink_options import SinkOptions
 from penstock.spark.sink_rows import SinkColumns, by_place, collected
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+#: Every client can read it, whatever is installed beside it.
+_CODEC_OF_LARGE: Final = Codec.GZIP
 
 
 class Attempt(NamedTuple):
@@ -31,6 +37,15 @@ class Attempt(NamedTuple):
     prepared: Prepared | None = None
     #: Rows that this attempt does not write, because another one may have.
     skipped: int = 0
+
+
+def write_nowhere(
+    cluster: Cluster, options: SinkOptions, columns: SinkColumns, batches: Iterable[pa.RecordBatch]
+) -> Attempt:
+    """All of it but the sending. Raises WrongRow, Unavailable, Refused."""
+    limits = Limits(cluster, afresh=True)
+    sent = _sent(limits, options, columns, collected(batches), lambda *_: None)
+    return Attempt(sent)
 
 
 def write_at_least_once(
@@ -43,7 +58,7 @@ def write_at_least_once(
         return Attempt(0)
     with RawProducer(cluster) as producer:
         producer.init()
-        count = _send(cluster, producer, options, columns, _before(first, rows))
+        count = _sent(Limits(cluster), options, columns, _before(first, rows), producer.send)
         producer.flush()
     return Attempt(count)
 
@@ -86,9 +101,10 @@ def write_exactly_once(
         # The name is taken before this question: `concluding.sweep` tells why.
         mark = last_mark(cluster, batch.query, stable=False)
         if mark is not None and mark.number >= batch.number:
-            return _skip(rows)
+            skip(rows)
+            return Attempt(0)
         try:
-            count = _send(cluster, producer, options, columns, _before(first, rows))
+            count = _sent(Limits(cluster), options, columns, _before(first, rows), producer.send)
             return Attempt(count, producer.prepare())
         except BaseException:
             with suppress(ClientError):
@@ -96,11 +112,10 @@ def write_exactly_once(
             raise
 
 
-def _skip(rows: Iterator[pa.RecordBatch]) -> Attempt:
-    """It is decided already. Spark takes the task for done when it has seen the end of its rows."""
+def skip(rows: Iterator[pa.RecordBatch]) -> None:
+    """Spark takes a task for done when it has seen the end of its rows."""
     for _ in rows:
         pass
-    return Attempt(0)
 
 
 def _before(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -108,31 +123,43 @@ def _before(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[p
     yield from rest
 
 
-def _send(
-    cluster: Cluster,
-    producer: RawProducer,
+def _sent(
+    limits: Limits,
     options: SinkOptions,
     columns: SinkColumns,
     rows: Iterable[pa.RecordBatch],
+    send: Callable[[str, int, bytearray], object],
 ) -> int:
-    from penstock.spark.columns import encode
-
-    def partition_count(topic: str) -> int:
-        return len(cluster.topic_to_write(topic).partitions)
-
+    """How many rows. Raises WrongRow, and what `send` raises."""
     count = 0
     for each in rows:
-        seed, now_ms = random.getrandbits(31), int(time.time() * 1000)
-        for (topic, partition), records in by_place(each, columns, partition_count, seed=seed):
-            for encoded in encode(
-                records,
-                timestamp_ms=now_ms,
-                codec=options.codec,
-                batch_bytes_max=options.batch_bytes_max,
-            ):
-                producer.send(topic, partition, encoded.data)
+        seed = random.getrandbits(31)
+        for (topic, partition), records in by_place(each, columns, limits.partition_count, seed=seed):
+            limits.check_keys(topic, records)
+            for data in _encoded(limits, options, topic, records):
+                send(topic, partition, data)
         count += each.num_rows
     return count
+
+
+def _encoded(
+    limits: Limits, options: SinkOptions, topic: str, records: pa.RecordBatch
+) -> Iterator[bytearray]:
+    """Batches that the topic takes. Raises RecordTooLarge."""
+    from penstock.spark.columns import encode
+
+    now_ms, at = int(time.time() * 1000), 0
+    bytes_max = limits.bytes_max(topic, options.batch_bytes_max)
+    for encoded in encode(records, timestamp_ms=now_ms, codec=options.codec, batch_bytes_max=bytes_max):
+        data = encoded.data
+        if encoded.count == 1 and not limits.takes(topic, len(data)):
+            # It may have been compressed where it comes from.
+            (smaller,) = encode(records.slice(at, 1), timestamp_ms=now_ms, codec=_CODEC_OF_LARGE)
+            if not limits.takes(topic, len(smaller.data)):
+                raise limits.too_large(topic, len(data))
+            data = smaller.data
+        yield data
+        at += encoded.count
 
 
 # Beginning transactions

@@ -1,5 +1,8 @@
 """Batches of pipelines on real Spark: what goes in comes out, as rows, retries or dead letters, and nothing twice."""
 
+import os
+from dataclasses import replace
+
 import pytest
 from pyspark.errors import StreamingQueryException
 from tests.compat.message import Message
@@ -7,6 +10,7 @@ from tests.spark.pipelines import functions
 from tests.waiting import eventually
 
 from penstock.client.letters import origin_of, restored
+from penstock.client.topics import alter_topic_settings
 from penstock.protocol.letters import ERROR_CLASS, ERROR_STACK, GROUP, MESSAGE, REASON
 from penstock.spark.pipelines import batch as batch_module
 from penstock.spark.pipelines.assembly import start
@@ -23,6 +27,7 @@ from penstock.spark.pipelines.declaration import (
 from penstock.spark.pipelines.failures import range_in
 from penstock.spark.pipelines.parsing import json_rows
 from penstock.spark.pipelines.status import Counts
+from penstock.spark.pipelines.watching import trouble_of
 from penstock.spark.sink_options import Contract
 
 ORDERS = json_rows("id STRING NOT NULL, amount DOUBLE")
@@ -145,11 +150,76 @@ def test_poison_in_a_transform_is_found_in_few_runs(line, declare, monkeypatch):
     assert counted(line, declared.name) == Counts(rows_in=10_000, rows_out=9_999, dead=1)
 
 
-def test_what_is_not_about_rows_makes_no_dead_letters(line, declare, unique):
-    declared, source, _ = declare(sink=TopicSink(topic=unique("nowhere")), parse=None)
-    line.put(source, *orders(3))
-    with pytest.raises(StreamingQueryException, match="unknown topic or partition"):
+def test_what_only_the_sink_refuses_becomes_dead_letters(line, declare, topics, unique):
+    """Too large, for no partition, for no topic; all the rest is written, in as many batches as the topic takes."""
+    source = topics.create(unique("large"), **{"max.message.bytes": "40000"})
+    sink = topics.create(unique("small"), 2, **{"max.message.bytes": "10000"})
+    declared, _, _ = declare(
+        source=Source(topics=(source,)),
+        sink=TopicSink(topic=None),
+        parse=None,
+        transform=lambda rows: rows.selectExpr(
+            f"if(key = '5', null, '{sink}') as topic", "if(key = '6', 9, 1) as partition", "value"
+        ),
+    )
+    values = [os.urandom(4_000) for _ in range(7)]
+    values[2] = os.urandom(39_850)
+    for number, value in enumerate(values):
+        topics.fill(source, [Message(key=b"%d" % number, value=value)])
+    line.run(declared)
+    line.run(declared)
+    found = [each.value for each in line.messages(sink)]
+    assert found == [values[number] for number in (0, 1, 3, 4)]
+    dead = {origin(each)[2]: (headers_of(each), each.value) for each in line.messages(f"{source}.dlq")}
+    assert {offset: value for offset, (_, value) in dead.items()} == {
+        each: values[each] for each in (2, 5, 6)
+    }
+    told = {offset: (headers[ERROR_CLASS], headers[MESSAGE]) for offset, (headers, _) in dead.items()}
+    kind, words = told[2]
+    assert kind == "penstock.spark.sink_limits.RecordTooLarge"
+    assert words.endswith(f"bytes is too large for topic {sink}, which takes at most max.message.bytes=10000")
+    assert told[5][1] == "a row has no topic: set the option topic, or fill the column"
+    assert told[6][1] == f"a row is for partition 9 of {sink}, which has 2 partitions"
+    assert counted(line, declared.name) == Counts(rows_in=7, rows_out=4, dead=3)
+
+
+def test_at_most_once_knows_what_the_sink_refuses_before_it_writes(line, declare, topics, unique):
+    sink = topics.create(unique("small"), 1, **{"max.message.bytes": "10000"})
+    declared, source, _ = declare(sink=TopicSink(topic=sink), delivery=Contract.AT_MOST_ONCE, parse=None)
+    values = [b"first", os.urandom(20_000), b"last"]
+    line.put(source, *values)
+    line.run(declared)
+    assert [each.value for each in line.messages(sink)] == [b"first", b"last"]
+    assert [each.value for each in line.messages(f"{source}.dlq")] == [values[1]]
+
+
+def test_a_letter_that_is_too_large_for_a_topic_that_was_there_before(line, declare, topics):
+    declared, source, sink = declare()
+    dead = topics.create(f"{source}.dlq", 2, **{"max.message.bytes": "1000"})
+    letter = os.urandom(2_000)
+    line.put(source, {"id": "a", "amount": 1.0}, letter)
+    with pytest.raises(StreamingQueryException) as raised:
         line.run(declared)
+    trouble = trouble_of(raised.value)
+    assert trouble.kind == "RecordTooLarge"
+    assert f"too large for topic {dead}, which takes at most max.message.bytes=1000" in trouble.message
+    assert line.messages(sink) == line.messages(dead) == []
+    with topics.cluster() as cluster:
+        alter_topic_settings(cluster, dead, {"max.message.bytes": "100000"})
+    line.run(declared)
+    assert [row["id"] for row in line.rows(sink)] == ["a"]
+    assert [each.value for each in line.messages(dead)] == [letter]
+
+
+def test_what_is_not_about_rows_makes_no_dead_letters(line, declare):
+    """Brokers of the sink, which is in another cluster, are away."""
+    away = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "1000"}
+    declared, source, sink = declare(parse=None)
+    declared = replace(declared, sink=TopicSink(topic=sink, options=away))
+    line.put(source, *orders(3))
+    with pytest.raises(StreamingQueryException) as raised:
+        line.run(declared)
+    assert trouble_of(raised.value).kind == "Unavailable"
     assert line.messages(f"{source}.dlq") == []
 
 

@@ -16,6 +16,12 @@ KeyError: 'amount'
 
 	at org.apache.spark.api.python.BasePythonRunner
 """
+#: As tasks tell of errors of ours.
+TOLD_PLAINLY = """Job aborted due to stage failure: Lost task 0.3 in stage 7.0:
+org.apache.spark.api.python.PythonException: penstock.%s
+
+	at org.apache.spark.api.python.BasePythonRunner
+"""
 POSITION = '{"version": 1, "topics": {"t": {"id": "9931d8ee-3d2a-42d1-a4a8-ebcd25e79e63", "offsets": %s}}}'
 ENDED = f"""[STREAM_FAILED] Query terminated with exception: boom
 Current Committed Offsets: {{Stream@1: {POSITION % '{"0": 5, "1": 2}'}}}
@@ -33,6 +39,11 @@ def test_the_innermost_error_of_python():
     assert "BasePythonRunner" not in found.stack
 
 
+def test_what_we_tell_without_a_traceback():
+    found = failure_in_spark(Exception(TOLD_PLAINLY % "spark.sink_rows.WrongRow: a row has no topic"))
+    assert (found.error_class, found.message) == ("penstock.spark.sink_rows.WrongRow", "a row has no topic")
+
+
 def test_others_by_their_first_line():
     found = failure_in_spark(ValueError("\n[CAST_INVALID_INPUT] no number\n== SQL =="))
     assert (found.error_class, found.message) == ("ValueError", "[CAST_INVALID_INPUT] no number")
@@ -45,6 +56,12 @@ def test_others_by_their_first_line():
         (Unavailable("nobody answers"), False),
         (Exception("An error occurred while calling o1.save.\n: java.lang.InterruptedException"), False),
         (Exception("[SPARK_JOB_CANCELLED] Job 5 cancelled"), False),
+        (Exception(TOLD_PLAINLY % "client.errors.Unavailable: nobody answers"), False),
+        (Exception(TOLD_PLAINLY % "client.errors.Refused: t[0]: topic authorization failed"), False),
+        (Exception(TOLD_PLAINLY % "client.errors.RecordsRefused: t[0]: message too large"), True),
+        (Exception(TOLD_PLAINLY % "spark.sink_rows.WrongRow: a row has no topic"), True),
+        (Exception(TOLD_PLAINLY % "spark.sink_limits.RecordTooLarge: a record of 9 bytes"), True),
+        (Exception(OF_PYTHON.replace("KeyError: 'am", "penstock.client.errors.Unavailable: 'am")), False),
     ],
 )
 def test_whether_rows_may_be_the_reason(error, is_theirs):

@@ -49,6 +49,12 @@ def test_what_is_said():
     assert pickle.loads(pickle.dumps(options)) == options
 
 
+def test_a_dry_run_keeps_count_of_nothing():
+    options = parse(streaming=False, txnAppId="app", txnVersion="7", dryRun="true")
+    assert (options.dry_run, options.repeatable, options.contract) == (True, None, Contract.AT_LEAST_ONCE)
+    assert not parse().dry_run
+
+
 def test_a_batch_write_with_a_name_is_done_once():
     options = parse(streaming=False, txnAppId="app", txnVersion="7")
     assert options.repeatable == MicroBatch("app", 7)

@@ -22,6 +22,8 @@ from penstock.spark.sink_rows import SinkColumns
 from penstock.spark.writing import Names, write_exactly_once
 
 WITHIN_S = 60.0
+#: More than 10,000 bytes, however they are compressed.
+LARGE = "array_join(transform(sequence(1, 500), n -> sha2(string(n), 256)), '')"
 HEADERS = "array(named_struct('key', 'h', 'value', binary('x')), named_struct('key', 'n', 'value', null))"
 
 
@@ -130,6 +132,7 @@ def test_topics_by_column_and_keys_where_other_clients_put_them(spark, topics, w
 
 def test_what_cannot_be_written_is_told_plainly(spark, topics, write, unique):
     topic = topics.create(unique("t"), 2)
+    small = topics.create(unique("small"), **{"max.message.bytes": "10000"})
     cases = [
         (
             spark.range(1).selectExpr("id as value"),
@@ -142,7 +145,16 @@ def test_what_cannot_be_written_is_told_plainly(spark, topics, write, unique):
             {"topic": topic},
             f"a row is for partition 7 of {topic}, which has 2 partitions",
         ),
-        (spark.range(1).selectExpr("'v' as value"), {"topic": unique("none")}, "unknown topic or partition"),
+        (
+            spark.range(1).selectExpr("'v' as value"),
+            {"topic": "no such topic"},
+            "there can be no topic 'no such topic': a name is 1 to 249 of A-Z",
+        ),
+        (
+            spark.range(1).selectExpr(f"{LARGE} as value"),
+            {"topic": small},
+            f"bytes is too large for topic {small}, which takes at most max.message.bytes=10000",
+        ),
     ]
     for rows, options, words in cases:
         with pytest.raises(PySparkException) as raised:
@@ -151,6 +163,24 @@ def test_what_cannot_be_written_is_told_plainly(spark, topics, write, unique):
         assert "Traceback" not in str(raised.value)
     with pytest.raises(PySparkException, match="a topic can only be added to"):
         write(cases[1][0], mode="overwrite", topic=topic)
+
+
+def test_a_dry_run_writes_nothing(spark, topics, write, unique):
+    topic = topics.create(unique("t"), 2)
+    rows = spark.range(0, 30, 1, 3).selectExpr("cast(id as string) as value")
+    write(rows, topic=topic, dryRun="true", txnAppId=unique("app"), txnVersion="0")
+    with pytest.raises(PySparkException, match="a row is for partition 7"):
+        write(rows.selectExpr("value", "7 as partition"), topic=topic, dryRun="true")
+    with topics.cluster() as cluster:
+        assert committed_numbers(topics, cluster, [(topic, 0), (topic, 1)]) == []
+
+
+def test_a_write_makes_the_topic(spark, topics, write, unique):
+    topic = unique("new")
+    write(spark.range(5).selectExpr("cast(id as string) as value"), topic=topic)
+    with topics.cluster() as cluster:
+        places = [(topic, part.index) for part in cluster.topic(topic).partitions]
+        assert committed_numbers(topics, cluster, places) == list(range(5))
 
 
 def test_a_batch_write_is_all_or_nothing(spark, topics, write, unique):

@@ -34,6 +34,7 @@ from penstock.spark.pipelines.settings import RunSettings
 from penstock.spark.sink_options import Contract
 
 _LETTERS: Final = "-letters"
+_DRY_RUN: Final = {"dryRun": "true"}
 _PLACE: Final = ("topic", "partition", "offset")
 
 
@@ -96,6 +97,8 @@ class _Batch:
         self.fates: dict[str, int] = {}
         self.tally: Tally | None = None
         self.held: list[Any] = []
+        #: With at-most-once: what has been sent may be there, so nothing of the batch is sent again.
+        self.is_given_away = False
 
     def run(self) -> None:
         try:
@@ -164,7 +167,7 @@ class _Batch:
         try:
             return self._write(evaluated)
         except Exception as error:
-            if not is_of_rows(error):
+            if self.is_given_away or not is_of_rows(error):
                 raise
             better = self._without_poison(evaluated, error)
         return self._write(better)
@@ -203,9 +206,16 @@ class _Batch:
                 "txnVersion": str(self.batch.number),
                 "checkpointLocation": checkpoint,
             }
-        writer = self._once(rows).write.format("penstock").mode("append")
-        given = {**self.batches.run.options(), **options, **contract, "timestampColumn": shaping.TIMESTAMP}
-        writer.options(**given).save()
+        rows = self._once(rows)
+        if self.contract is Contract.AT_MOST_ONCE:
+            # What the topics do not take must be known while all can still be written.
+            self._save(rows, {**options, **_DRY_RUN})
+            self.is_given_away = True
+        self._save(rows, {**options, **contract})
+
+    def _save(self, rows: Any, options: Any) -> None:
+        given = {**self.batches.run.options(), **options, "timestampColumn": shaping.TIMESTAMP}
+        rows.write.format("penstock").mode("append").options(**given).save()
 
     # When it fails
 
@@ -246,13 +256,17 @@ class _Batch:
             raise error from None
 
     def _try(self, evaluated: Any) -> Failure | None:
-        """What goes wrong with these rows when they are written nowhere."""
+        """What goes wrong with these rows when they are written nowhere. Raises what is not about rows."""
         output = self._output(evaluated)
-        if isinstance(self.sink, TopicSink):
-            output = shaping.records(self.pipeline, output, self.sink)
         try:
-            output.write.format("noop").mode("append").save()
+            if isinstance(self.sink, TopicSink):
+                records = shaping.records(self.pipeline, output, self.sink)
+                self._save(records, {**self.sink.options, **_DRY_RUN})
+            else:
+                output.write.format("noop").mode("append").save()
         except Exception as error:
+            if not is_of_rows(error):
+                raise
             return failure_in_spark(error)
         return None
 

@@ -7,10 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from penstock.client.errors import ClientError
+from penstock.client.errors import ClientError, RecordsRefused
 from penstock.client.letters import Failure
 from penstock.spark.offsets import Position, ranges
 from penstock.spark.pipelines.declaration import PipelineError
+from penstock.spark.plainly import OURS
+from penstock.spark.sink_limits import RecordTooLarge
+from penstock.spark.sink_rows import WrongRow
 
 #: The last line of a traceback: a class, and what it says.
 _RAISED: Final = re.compile(
@@ -23,6 +26,11 @@ _STOPPED: Final = (
     "java.nio.channels.ClosedByInterruptException",
     "SPARK_JOB_CANCELLED",
 )
+_IS_OURS: Final = "penstock."
+#: Of our errors those that single rows are the reason of, by the names under which Spark tells of them.
+_OF_RECORDS: Final = frozenset(
+    f"{kind.__module__}.{kind.__qualname__}" for kind in (RecordsRefused, RecordTooLarge, WrongRow)
+)
 #: How Spark tells where a query stood that has failed: before its last batch, and after it.
 _BEFORE: Final = "Current Committed Offsets: "
 _AFTER: Final = "Current Available Offsets: "
@@ -30,13 +38,16 @@ _POSITION: Final = '{"version"'
 
 
 def is_of_rows(error: Exception) -> bool:
-    """Whether rows may be the reason: nobody has stopped the query, and it is nothing that we have said ourselves."""
-    return not isinstance(error, ClientError) and not any(words in str(error) for words in _STOPPED)
+    """Whether rows may be the reason: nobody has stopped the query, and we have said nothing else ourselves."""
+    if isinstance(error, ClientError) or any(words in str(error) for words in _STOPPED):
+        return False
+    kind = failure_in_spark(error).error_class
+    return not kind.startswith(_IS_OURS) or kind in _OF_RECORDS
 
 
 def failure_in_spark(error: BaseException) -> Failure:
     text = _text(error)
-    return _python(text) or _java(error, text)
+    return _python(text) or _plain(text) or _java(error, text)
 
 
 def _text(error: BaseException) -> str:
@@ -56,6 +67,12 @@ def _python(text: str) -> Failure | None:
         if match is not None:
             return Failure(error_class=match["kind"], message=match["message"], stack="\n".join(stack))
     return None
+
+
+def _plain(text: str) -> Failure | None:
+    """What we tell without a traceback."""
+    found = OURS.findall(text)
+    return Failure(error_class=found[-1][0], message=found[-1][1]) if found else None
 
 
 def _java(error: BaseException, text: str) -> Failure:

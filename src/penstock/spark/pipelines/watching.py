@@ -10,6 +10,7 @@ from typing import Any, Final
 from penstock.client.errors import ClientError
 from penstock.spark.offsets import Position
 from penstock.spark.pipelines.status import Trouble
+from penstock.spark.plainly import OURS
 
 #: Asking for offsets and waiting are the steps of a trigger in which nothing of a batch is done yet.
 _BEFORE_BATCH: Final = ("Getting offsets", "Waiting", "Initializing")
@@ -34,7 +35,6 @@ _LASTING: Final = frozenset(
         "UnsupportedVersion",
     }
 )
-_OURS: Final = re.compile(r"\bpenstock\.[\w.]+\.(\w+): ([^\n]*)")
 #: The last line of a traceback of Python, and the first words of an error of Spark.
 _PYTHONS: Final = re.compile(r"^(?!pyspark\.)(?:\w+\.)*([A-Z]\w*): ([^\n]*)", re.M)
 _SPARKS: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]*)")
@@ -142,9 +142,10 @@ def trouble_of(error: BaseException) -> Trouble:
     if isinstance(error, ClientError):
         return Trouble(kind=type(error).__name__, message=str(error))
     text = _ENDS.split(str(error))[0].strip()
-    for pattern in (_OURS, _PYTHONS):
+    for pattern in (OURS, _PYTHONS):
         if found := pattern.findall(text):
             kind, message = found[-1]
+            kind = kind.rpartition(".")[2]
             return Trouble(kind=kind, message=_short(message) or kind)
     if sparks := _SPARKS.search(text):
         return Trouble(kind=type(error).__name__, message=_short(sparks[2]))
