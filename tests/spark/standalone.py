@@ -17,7 +17,7 @@ from tests.waiting import eventually
 from penstock.spark.java import find_java, home_for_spark
 
 MASTER_HOST, WORKER_HOSTS = "127.0.0.1", ("127.0.0.2", "127.0.0.3")
-START_S = 90.0
+START_S = 180.0
 STOP_S = 30.0
 _DAEMON_MEMORY = "256m"
 

@@ -1,0 +1,108 @@
+"""The same program on a Spark cluster and on a Spark Connect server: only the address differs."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.compat import confluent
+from tests.spark.source.topics import Topics
+from tests.spark.standalone import ConnectServer, Standalone
+
+ROWS = 100
+RUN_S = 500.0
+BAD = [number for number in range(ROWS) if number % 10 == 7]
+GOOD = [number for number in range(ROWS) if number % 10 != 7]
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[Standalone]:
+    cluster = Standalone(tmp_path).start()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Iterator[ConnectServer]:
+    pytest.importorskip("grpc", reason="needs pip install 'penstock[connect]'")
+    server = ConnectServer(tmp_path).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def run(broker: Any, unique: Callable[[str], str], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Run the program; returns what it read of each topic."""
+    topics = Topics(broker.bootstrap_servers)
+    names = [topics.create(unique(name), 2) for name in ("orders", "copied", "cleaned")]
+
+    def ran(master: str, settings: dict[str, str], deadly: str = "") -> dict[str, Any]:
+        given = {
+            "master": master,
+            "bootstrap": broker.bootstrap_servers,
+            "folder": str(tmp_path / "checkpoints"),
+            "topics": names,
+            "pipeline": unique("clean"),
+            "rows": ROWS,
+            "deadly": deadly,
+        }
+        told = json.loads(output_of(given, configured(tmp_path / "conf", settings)).splitlines()[-1])
+        orders, copied, cleaned = (told["read"][name] for name in names)
+        letters = confluent.read(broker.bootstrap_servers, f"{names[0]}.retry.1", len(BAD), partitions=2)
+        retried = sorted(int(each.message.key) for each in letters)
+        return {
+            "orders": orders,
+            "copied": copied,
+            "cleaned": cleaned,
+            "retried": retried,
+            "processes": told["processes"],
+        }
+
+    return ran
+
+
+def configured(folder: Path, settings: dict[str, str]) -> dict[str, str]:
+    """A machine whose Spark is set up for a cluster, as an administrator does it: programs know nothing of it."""
+    folder.mkdir()
+    lines = [f"{name} {value}\n" for name, value in settings.items()]
+    (folder / "spark-defaults.conf").write_text("".join(lines))
+    return {**os.environ, "SPARK_CONF_DIR": str(folder)}
+
+
+def output_of(given: dict[str, Any], environment: dict[str, str]) -> str:
+    command = [sys.executable, "-m", "tests.spark.clusters.program", json.dumps(given)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=RUN_S, check=False
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return done.stdout
+
+
+def check(told: dict[str, Any]) -> None:
+    assert told["orders"] == list(range(ROWS))
+    assert told["copied"] == list(range(ROWS)), "each once"
+    assert told["cleaned"] == GOOD
+    assert told["retried"] == BAD
+
+
+@pytest.mark.timeout(800)
+def test_a_cluster_that_loses_an_executor(standalone, run, tmp_path):
+    """All tasks run on its two machines; one of them dies in the middle of a stream, and every row is there once."""
+    everyone = {"spark.scheduler.minRegisteredResourcesRatio": "1.0"}
+    flag = tmp_path / "an executor has died"
+    told = run(standalone.master, {**standalone.settings, **everyone}, deadly=str(flag))
+    assert flag.exists()
+    assert told["processes"] == 2
+    check(told)
+
+
+@pytest.mark.timeout(800)
+def test_a_connect_server(connect, run):
+    """The program has no Java machine; the server finds the format by itself."""
+    told = run(connect.master, {})
+    assert told["processes"] == 1
+    check(told)
