@@ -126,7 +126,7 @@ def told(topic: str, rows: list[Any]) -> str:
     hot = sum(row["share"] >= _HALF for row in rows)
     if hot:
         table.append(
-            f"{hot} keys have half of their partition or more: penstock.client.salting spreads a key, "
+            f"keys with half of their partition or more: {hot}. penstock.client.salting spreads a key, "
             "at the price of the order of its records"
         )
     return "\n".join(table)
