@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from penstock.spark.checkpoints import FILE_MANAGER, WITHOUT_PROCESSES
+
 MISSING = [name for name in ("numba", "pyarrow", "pyspark") if find_spec(name) is None]
 collect_ignore_glob = ["*"] if MISSING else []
 
@@ -14,6 +16,10 @@ SPARK_SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
+    #: All checkpoints of tests are on the local disk.
+    FILE_MANAGER: WITHOUT_PROCESSES,
+    #: Queries are over before the better compiler and the parallel collectors have paid for themselves.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 

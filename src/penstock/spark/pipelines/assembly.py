@@ -15,6 +15,7 @@ from penstock.client.metadata import TopicInfo
 from penstock.client.positions import EARLIEST, LATEST, committed, list_offsets
 from penstock.client.retrying import Backoff
 from penstock.client.topics import NewTopic, ensure_topic
+from penstock.spark.checkpoints import local_checkpoints
 from penstock.spark.decisions import MicroBatch
 from penstock.spark.option_values import numbers_by_place
 from penstock.spark.pipelines import keeping, letter_topics, shaping
@@ -175,20 +176,22 @@ def _in_batches(
     frame: Any, pipeline: Pipeline, run: RunSettings, batches: Any, name: str, folder: str
 ) -> Any:
     writer = frame.writeStream.queryName(name).foreachBatch(batches)
-    return _started(writer, pipeline, run, folder)
+    return _started(frame.sparkSession, writer, pipeline, run, folder)
 
 
 def _folder(run: RunSettings, name: str) -> str:
     return f"{run.checkpoint}/{name}"
 
 
-def _started(writer: Any, pipeline: Pipeline, run: RunSettings, folder: str) -> Any:
-    writer = writer.option("checkpointLocation", _folder(run, folder))
+def _started(spark: Any, writer: Any, pipeline: Pipeline, run: RunSettings, folder: str) -> Any:
+    checkpoint = _folder(run, folder)
+    writer = writer.option("checkpointLocation", checkpoint)
     if pipeline.available_now or run.once:
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{pipeline.every_ms} milliseconds")
-    return writer.start()
+    with local_checkpoints(spark, checkpoint):
+        return writer.start()
 
 
 # What remembers rows
@@ -260,14 +263,14 @@ def _stateful_query(output: Any, pipeline: Pipeline, run: RunSettings) -> Any:
         rows = shaping.records(pipeline, output, sink).drop(shaping.TIMESTAMP)
         given = {**run.options(), **sink.options, "contract": pipeline.delivery.value}
         writer = rows.writeStream.format("penstock").options(**given).outputMode(pipeline.output_mode)
-        return _started(writer.queryName(name), pipeline, run, _QUERY)
+        return _started(output.sparkSession, writer.queryName(name), pipeline, run, _QUERY)
     if sink is None:
         writer = output.writeStream.format("noop").outputMode(pipeline.output_mode)
-        return _started(writer.queryName(name), pipeline, run, _QUERY)
+        return _started(output.sparkSession, writer.queryName(name), pipeline, run, _QUERY)
     writer = output.writeStream.foreachBatch(StatefulBatches(sink, _folder(run, _QUERY))).outputMode(
         pipeline.output_mode
     )
-    return _started(writer.queryName(name), pipeline, run, _QUERY)
+    return _started(output.sparkSession, writer.queryName(name), pipeline, run, _QUERY)
 
 
 class StatefulBatches:

@@ -1,0 +1,73 @@
+"""Checkpoints on a local disk: which are, and that queries of either kind go on where the other has been."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from penstock.spark.checkpoints import FILE_MANAGER, WITHOUT_PROCESSES, is_local, local_checkpoints
+
+
+@pytest.mark.parametrize(
+    ("location", "default_system", "answer"),
+    [
+        ("/data/checkpoints", "file:///", True),
+        ("checkpoints", "file:///", True),
+        ("file:///data/checkpoints", "hdfs://head:9000", True),
+        ("/data/checkpoints", "hdfs://head:9000", False),
+        ("hdfs://head/data", "file:///", False),
+        ("s3a://bucket/data", "file:///", False),
+    ],
+)
+def test_what_is_on_a_local_disk(location, default_system, answer):
+    assert is_local(location, default_system) is answer
+
+
+@pytest.fixture
+def unset(spark):
+    """As in a session of users: nobody has chosen how checkpoints are written."""
+    before = spark.conf.get(FILE_MANAGER)
+    spark.conf.unset(FILE_MANAGER)
+    yield
+    spark.conf.set(FILE_MANAGER, before)
+
+
+class Counting:
+    """A query that remembers: for each run, the batches of it, how its checkpoint was written, and the last counts."""
+
+    def __init__(self, spark: Any, checkpoint: str) -> None:
+        self.spark, self.checkpoint = spark, checkpoint
+        self.batches: list[int] = []
+        self.managers: set[str | None] = set()
+        self.rows = 0
+
+    def run(self, context: Any) -> None:
+        reading = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+        counted = reading.selectExpr("value % 5 as key").groupBy("key").count()
+        writer = counted.writeStream.outputMode("complete").foreachBatch(self._see)
+        with context:
+            query = writer.option("checkpointLocation", self.checkpoint).trigger(availableNow=True).start()
+        assert query.awaitTermination(60)
+
+    def _see(self, frame: Any, number: int) -> None:
+        self.batches.append(number)
+        self.managers.add(frame.sparkSession.conf.get(FILE_MANAGER, None))
+        self.rows = sum(row["count"] for row in frame.collect())
+
+
+@pytest.mark.usefixtures("unset")
+def test_a_query_goes_on_from_a_checkpoint_of_either_kind(spark, tmp_path):
+    query = Counting(spark, str(tmp_path))
+    for context in (nullcontext(), local_checkpoints(spark, str(tmp_path)), nullcontext()):
+        query.run(context)
+    assert query.batches == [0, 1, 2]
+    assert query.managers == {None, WITHOUT_PROCESSES}
+    assert query.rows == 30
+    assert spark.conf.get(FILE_MANAGER, None) is None, "other queries of the session are as they were"
+
+
+def test_what_the_user_has_chosen_stays(spark, tmp_path):
+    chosen = spark.conf.get(FILE_MANAGER)
+    with local_checkpoints(spark, str(tmp_path)):
+        assert spark.conf.get(FILE_MANAGER) == chosen
+    assert spark.conf.get(FILE_MANAGER) == chosen
