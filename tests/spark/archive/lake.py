@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,13 +51,23 @@ def record_batch(partition: int, offsets: Iterable[int], days: Iterable[int] | N
     )
 
 
+class Settings(dict[str, str]):
+    """Of a session."""
+
+    def get(self, name: str, default: Any = "") -> str:
+        return super().get(name, default)
+
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+
 @dataclass
 class Frame:
     """As much of a DataFrame as the sink needs. Each list of batches is a task's."""
 
     tasks: list[list[pa.RecordBatch]]
     schema: StructType = SCHEMA
-    sparkSession: Any = None
+    sparkSession: Any = field(default_factory=lambda: SimpleNamespace(conf=Settings()))
 
     def mapInArrow(self, function: Any, schema: str) -> Any:
         def collect() -> Iterator[dict[str, str]]:

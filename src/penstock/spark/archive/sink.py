@@ -27,6 +27,7 @@ from penstock.spark.archive.columns import DAY
 from penstock.spark.archive.ends import Ends
 from penstock.spark.archive.errors import ArchiveError, GapError, Overtaken
 from penstock.spark.archive.files import OFFSET_COLUMN, PARTITION_COLUMN, FileWriter, Told
+from penstock.spark.archive.handing import handed_by_number
 from penstock.spark.archive.location import Location
 from penstock.spark.archive.spans import Span, span_of
 from penstock.spark.archive.tables import Table
@@ -181,7 +182,9 @@ class DeltaSink:
             partition_by=self.partition_by,
             ends=None if self.topic is None else dict(ends.offsets),
         )
-        told = Told.together(row["told"] for row in rows.mapInArrow(writer, "told string").collect())
+        with handed_by_number(rows.sparkSession):
+            found = rows.mapInArrow(writer, "told string").collect()
+        told = Told.together(row["told"] for row in found)
         if told.skipped:
             _LOG.warning("left out %d rows that table %s has already", told.skipped, self.location)
         return told
