@@ -44,7 +44,7 @@ def write_nowhere(
 ) -> Attempt:
     """All of it but the sending. Raises WrongRow, Unavailable, Refused."""
     limits = Limits(cluster, afresh=True)
-    sent = _sent(limits, options, columns, collected(batches), lambda *_: None)
+    sent = _send(limits, options, columns, collected(batches), lambda *_: None)
     return Attempt(sent)
 
 
@@ -58,7 +58,7 @@ def write_at_least_once(
         return Attempt(0)
     with RawProducer(cluster) as producer:
         producer.init()
-        count = _sent(Limits(cluster), options, columns, _before(first, rows), producer.send)
+        count = _send(Limits(cluster), options, columns, _before(first, rows), producer.send)
         producer.flush()
     return Attempt(count)
 
@@ -104,7 +104,7 @@ def write_exactly_once(
             skip(rows)
             return Attempt(0)
         try:
-            count = _sent(Limits(cluster), options, columns, _before(first, rows), producer.send)
+            count = _send(Limits(cluster), options, columns, _before(first, rows), producer.send)
             return Attempt(count, producer.prepare())
         except BaseException:
             with suppress(ClientError):
@@ -123,7 +123,7 @@ def _before(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[p
     yield from rest
 
 
-def _sent(
+def _send(
     limits: Limits,
     options: SinkOptions,
     columns: SinkColumns,

@@ -151,7 +151,7 @@ def test_poison_in_a_transform_is_found_in_few_runs(line, declare, monkeypatch):
 
 
 def test_what_only_the_sink_refuses_becomes_dead_letters(line, declare, topics, unique):
-    """Too large, for no partition, for no topic; all the rest is written, in as many batches as the topic takes."""
+    """Too large, for no partition, and one that no transform takes; the rest is written, as the topic takes it."""
     source = topics.create(unique("large"), **{"max.message.bytes": "40000"})
     sink = topics.create(unique("small"), 2, **{"max.message.bytes": "10000"})
     declared, _, _ = declare(
@@ -159,28 +159,26 @@ def test_what_only_the_sink_refuses_becomes_dead_letters(line, declare, topics, 
         sink=TopicSink(topic=None),
         parse=None,
         transform=lambda rows: rows.selectExpr(
-            f"if(key = '5', null, '{sink}') as topic", "if(key = '6', 9, 1) as partition", "value"
+            f"if(key = '3', raise_error('poison'), '{sink}') as topic",
+            "if(key = '4', 9, 1) as partition",
+            "value",
         ),
     )
-    values = [os.urandom(4_000) for _ in range(7)]
+    values = [os.urandom(6_000) for _ in range(5)]
     values[2] = os.urandom(39_850)
     for number, value in enumerate(values):
         topics.fill(source, [Message(key=b"%d" % number, value=value)])
     line.run(declared)
-    line.run(declared)
-    found = [each.value for each in line.messages(sink)]
-    assert found == [values[number] for number in (0, 1, 3, 4)]
+    assert [each.value for each in line.messages(sink)] == values[:2]
     dead = {origin(each)[2]: (headers_of(each), each.value) for each in line.messages(f"{source}.dlq")}
-    assert {offset: value for offset, (_, value) in dead.items()} == {
-        each: values[each] for each in (2, 5, 6)
-    }
+    assert [dead[offset][1] for offset in sorted(dead)] == values[2:]
     told = {offset: (headers[ERROR_CLASS], headers[MESSAGE]) for offset, (headers, _) in dead.items()}
     kind, words = told[2]
     assert kind == "penstock.spark.sink_limits.RecordTooLarge"
     assert words.endswith(f"bytes is too large for topic {sink}, which takes at most max.message.bytes=10000")
-    assert told[5][1] == "a row has no topic: set the option topic, or fill the column"
-    assert told[6][1] == f"a row is for partition 9 of {sink}, which has 2 partitions"
-    assert counted(line, declared.name) == Counts(rows_in=7, rows_out=4, dead=3)
+    assert "poison" in told[3][1]
+    assert told[4][1] == f"a row is for partition 9 of {sink}, which has 2 partitions"
+    assert counted(line, declared.name) == Counts(rows_in=5, rows_out=2, dead=3)
 
 
 def test_at_most_once_knows_what_the_sink_refuses_before_it_writes(line, declare, topics, unique):

@@ -15,7 +15,7 @@ from penstock.client.errors import Fenced, Unavailable
 from penstock.client.prepared import Prepared, end_prepared
 from penstock.client.producing import RawProducer
 from penstock.client.transactions import list_transactions
-from penstock.spark import concluding, writing
+from penstock.spark import concluding
 from penstock.spark.concluding import attempts_prefix, conclude, finish_before, settle, succeed, withdraw
 from penstock.spark.decisions import Decision, Ledger, MicroBatch, SinkError, driver_name, last_mark
 from penstock.spark.sink_options import SinkOptions
@@ -173,14 +173,14 @@ def _batch() -> bytearray:
 
 
 def test_an_attempt_that_fails_leaves_nothing_open(query):
-    real = writing._send
-
-    def sends_and_breaks(*args: Any) -> int:
-        real(*args)
-        args[1].flush()
+    def sends_and_breaks(producer: RawProducer) -> None:
+        producer.flush()
         raise ValueError("a row")
 
-    with mock.patch.object(writing, "_send", sends_and_breaks), pytest.raises(ValueError, match="a row"):
+    with (
+        mock.patch.object(RawProducer, "prepare", sends_and_breaks),
+        pytest.raises(ValueError, match="a row"),
+    ):
         query.attempt([1])
     query.await_rest()
     assert query.numbers() == []

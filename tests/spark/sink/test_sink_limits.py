@@ -54,7 +54,7 @@ def rows(*values: bytes, key: bytes | None = b"k") -> pa.RecordBatch:
 def sent(desk: Desk, *values: bytes, columns: SinkColumns = COLUMNS, **options: object) -> list[bytes]:
     """The batches."""
     found = []
-    writing._sent(
+    writing._send(
         Limits(desk, **options),
         OPTIONS,
         columns,
@@ -111,7 +111,7 @@ def test_a_compacted_topic_needs_keys():
     desk = Desk(cleanup_policy="compact,delete")
     assert len(sent(desk, b"v")) == 1
     with pytest.raises(WrongRow, match="a row for topic t has no key"):
-        writing._sent(Limits(desk), OPTIONS, COLUMNS, [rows(b"v", key=None)], lambda *_: None)
+        writing._send(Limits(desk), OPTIONS, COLUMNS, [rows(b"v", key=None)], lambda *_: None)
     without = SinkColumns(positions={"value": 1}, topic="t")
     with pytest.raises(WrongRow, match="a row for topic t has no key"):
         sent(desk, b"v", columns=without)

@@ -28,7 +28,7 @@ from penstock.spark.pipelines.evaluation import (
     Shapes,
     letter_row,
 )
-from penstock.spark.pipelines.failures import failure_in_spark, is_of_rows
+from penstock.spark.pipelines.failures import failure_in_spark, is_of_records, is_of_rows
 from penstock.spark.pipelines.routing import Routing
 from penstock.spark.pipelines.settings import RunSettings
 from penstock.spark.sink_options import Contract
@@ -99,6 +99,9 @@ class _Batch:
         self.held: list[Any] = []
         #: With at-most-once: what has been sent may be there, so nothing of the batch is sent again.
         self.is_given_away = False
+        self.isolated_count = 0
+        #: What the last write failed for, and so the next tries have to go as far as.
+        self.is_refused_by_sink = False
 
     def run(self) -> None:
         try:
@@ -164,13 +167,15 @@ class _Batch:
 
     def _written(self, evaluated: Any) -> int:
         """How many rows came out."""
-        try:
-            return self._write(evaluated)
-        except Exception as error:
-            if self.is_given_away or not is_of_rows(error):
-                raise
-            better = self._without_poison(evaluated, error)
-        return self._write(better)
+        while True:
+            try:
+                return self._write(evaluated)
+            except Exception as error:
+                if self.is_given_away or not is_of_rows(error):
+                    raise
+                self.is_refused_by_sink = is_of_records(error)
+                # Each time there are fewer rows, so this ends.
+                evaluated = self._without_poison(evaluated, error)
 
     def _write(self, evaluated: Any) -> int:
         with_letters = bool(self.fates.get("retried", 0) + self.fates.get("dead", 0))
@@ -226,6 +231,7 @@ class _Batch:
         if self._try(evaluated) is None:
             raise error
         found = self._isolated(evaluated, error)
+        self.isolated_count += len(found)
         dead = self._dead(evaluated, found)
         self.fates["good"] = self.fates.get("good", 0) - len(found)
         self.fates["dead"] = self.fates.get("dead", 0) + len(found)
@@ -245,7 +251,7 @@ class _Batch:
                 stretches,
                 failure_in_spark(error),
                 fails,
-                found_max=self.pipeline.errors.isolated_max,
+                found_max=self.pipeline.errors.isolated_max - self.isolated_count,
             )
         except TooMany:
             raise BatchError(
@@ -258,10 +264,11 @@ class _Batch:
     def _try(self, evaluated: Any) -> Failure | None:
         """What goes wrong with these rows when they are written nowhere. Raises what is not about rows."""
         output = self._output(evaluated)
+        if isinstance(self.sink, TopicSink):
+            output = shaping.records(self.pipeline, output, self.sink)
         try:
-            if isinstance(self.sink, TopicSink):
-                records = shaping.records(self.pipeline, output, self.sink)
-                self._save(records, {**self.sink.options, **_DRY_RUN})
+            if isinstance(self.sink, TopicSink) and self.is_refused_by_sink:
+                self._save(output, {**self.sink.options, **_DRY_RUN})
             else:
                 output.write.format("noop").mode("append").save()
         except Exception as error:

@@ -45,6 +45,11 @@ def is_of_rows(error: Exception) -> bool:
     return not kind.startswith(_IS_OURS) or kind in _OF_RECORDS
 
 
+def is_of_records(error: Exception) -> bool:
+    """Whether rows are the reason which have become records already, that a topic does not take."""
+    return failure_in_spark(error).error_class in _OF_RECORDS
+
+
 def failure_in_spark(error: BaseException) -> Failure:
     text = _text(error)
     return _python(text) or _plain(text) or _java(error, text)
