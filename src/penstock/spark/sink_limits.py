@@ -108,7 +108,8 @@ def _ask(cluster: Cluster, topic: str) -> TopicLimits:
     sizes = [(int(size), name) for name in _SIZES if (size := told.get(name))]
     policies = (told.get(_CLEANUP_SETTING) or "").split(",")
     needs_keys = "compact" in map(str.strip, policies)
-    return TopicLimits(*min(sizes, default=(None, BYTES_SETTING)), needs_keys=needs_keys)
+    bytes_max, setting = min(sizes, default=(None, BYTES_SETTING))
+    return TopicLimits(bytes_max, setting, needs_keys=needs_keys)
 
 
 def _is_within(size: int, limits: TopicLimits) -> bool:

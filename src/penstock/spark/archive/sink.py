@@ -27,11 +27,11 @@ from penstock.spark.archive.columns import DAY
 from penstock.spark.archive.ends import Ends
 from penstock.spark.archive.errors import ArchiveError, GapError, Overtaken
 from penstock.spark.archive.files import OFFSET_COLUMN, PARTITION_COLUMN, FileWriter, Told
-from penstock.spark.archive.handing import handed_by_number
 from penstock.spark.archive.location import Location
 from penstock.spark.archive.spans import Span, span_of
 from penstock.spark.archive.tables import Table
 from penstock.spark.decisions import MicroBatch
+from penstock.spark.handing import handed_by_number
 from penstock.spark.pipelines.settings import RunSettings
 
 _LOG: Final = logging.getLogger("penstock.spark")

@@ -14,6 +14,7 @@ from typing import Any, Final
 from penstock.client.cluster import Cluster
 from penstock.client.letters import Failure, Origin
 from penstock.spark.decisions import MicroBatch
+from penstock.spark.handing import handed_by_number
 from penstock.spark.pipelines import keeping, letter_topics, shaping
 from penstock.spark.pipelines.bisecting import Isolated, Stretch, TooMany, Unsteady, isolate
 from penstock.spark.pipelines.counts import Tally, counts_of, fates_in, tell
@@ -105,8 +106,8 @@ class _Batch:
 
     def run(self) -> None:
         try:
-            evaluated = self._evaluated()
-            rows_out = self._written(evaluated)
+            with handed_by_number(self.frame.sparkSession):
+                rows_out = self._written(self._evaluated())
         finally:
             for frame in self.held:
                 keeping.release(frame)
