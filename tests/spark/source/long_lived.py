@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 from tests.clusters import ClusterProcesses
 from tests.compat import confluent
 from tests.compat.message import Message
@@ -154,8 +154,17 @@ class Life:
             return
         self.partitions += 1
         self.topics.grow(self.source, self.partitions)
+        eventually(self._all_know_partitions, within_s=WITHIN_S, what="partitions that all nodes know of")
         self.publish()
         self.tally["partition added"] += 1
+
+    def _all_know_partitions(self) -> bool:
+        """A client that is told of fewer partitions by its node takes no records for the others."""
+        admins = [
+            AdminClient({"bootstrap.servers": each.bootstrap_servers}) for each in self.nodes.nodes.values()
+        ]
+        told = [admin.list_topics(self.source, timeout=WITHIN_S).topics[self.source] for admin in admins]
+        return all(len(each.partitions) == self.partitions for each in told)
 
     def topic_is_made_anew(self) -> None:
         """While the query runs: it stops with a clear word, again when it is restarted, and goes on when told to."""

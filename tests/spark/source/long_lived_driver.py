@@ -8,14 +8,20 @@ import json
 import sys
 from typing import Any
 
+from penstock.spark.checkpoints import FILE_MANAGER, WITHOUT_PROCESSES
 from penstock.spark.session import session
 
-QUIET = {"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
+SETTINGS = {
+    "spark.log.level": "OFF",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+    FILE_MANAGER: WITHOUT_PROCESSES,
+}
 
 
 class Driver:
     def __init__(self) -> None:
-        self.spark = session("long-lived", master="local[2,4]", settings=QUIET)
+        self.spark = session("long-lived", master="local[2,4]", settings=SETTINGS)
         self.query: Any = None
 
     def start(self, source: dict[str, str], sink: dict[str, str], checkpoint: str) -> dict[str, Any]:
