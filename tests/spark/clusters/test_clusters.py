@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.compat import confluent
 from tests.spark.source.topics import Topics
-from tests.spark.standalone import ConnectServer, Standalone
+from tests.spark.standalone import QUICK_JAVA, ConnectServer, Standalone
 
 ROWS = 100
 RUN_S = 500.0
@@ -70,7 +70,7 @@ def configured(folder: Path, settings: dict[str, str]) -> dict[str, str]:
     folder.mkdir()
     lines = [f"{name} {value}\n" for name, value in settings.items()]
     (folder / "spark-defaults.conf").write_text("".join(lines))
-    return {**os.environ, "SPARK_CONF_DIR": str(folder)}
+    return {**os.environ, **QUICK_JAVA, "SPARK_CONF_DIR": str(folder)}
 
 
 def output_of(given: dict[str, Any], environment: dict[str, str]) -> str:

@@ -7,6 +7,7 @@ It copies exactly once. What clients were told is there must be in the copy, eac
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from tests.compat.message import Message
 from tests.spark.sink.ambushed import kill_session
 from tests.spark.sink.readers import committed_numbers
 from tests.spark.source.topics import Topics
+from tests.spark.standalone import QUICK_JAVA
 from tests.waiting import eventually
 
 WITHIN_S = 120.0
@@ -93,6 +95,7 @@ class Life:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
+                    env={**os.environ, **QUICK_JAVA},
                     start_new_session=True,
                 )
         tasks = str(self.chance.randint(1, 4))
