@@ -8,7 +8,7 @@ LISTEN ?= localhost:9092
 HTTP ?= localhost:9644
 WORKERS ?= 2
 
-.PHONY: setup up serve test lint bench bench-spark fuzz chaos simulate clean
+.PHONY: setup up serve test test-spark lint bench bench-spark fuzz chaos simulate clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,10 @@ serve: setup
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+# The whole Spark side: also a standalone cluster, a Connect server, a long-lived query, processes that are killed
+test-spark: setup
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile tests/spark tests/demo $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check src tests benchmarks examples

@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Consumer, Producer
 from tests.brokers import BrokerProcess, executable
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 110.0
+TIMEOUT_S = 280.0
+pytestmark = pytest.mark.timeout(300)
 
 ORDER = {"id": "1", "customer": "ada", "quantity": 2, "price": 1.5}
 

@@ -89,6 +89,7 @@ def check(told: dict[str, Any]) -> None:
     assert told["retried"] == BAD
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(800)
 def test_a_cluster_that_loses_an_executor(standalone, run, tmp_path):
     """All tasks run on its two machines; one of them dies in the middle of a stream, and every row is there once."""
@@ -100,6 +101,7 @@ def test_a_cluster_that_loses_an_executor(standalone, run, tmp_path):
     check(told)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(800)
 def test_a_connect_server(connect, run):
     """The program has no Java machine; the server finds the format by itself."""

@@ -64,6 +64,7 @@ def test_dead_letters_and_a_process_that_dies(spark, desk, topics, tmp_path, uni
     assert desk.numbers(orders) == list(range(20))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_everything_dies(desk, topics, tmp_path, source, target):
     """The driver with its Java machine and all workers, between the decision about the second piece and its end."""

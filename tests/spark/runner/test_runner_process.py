@@ -94,6 +94,7 @@ def fill(shell: Shell, bootstrap: str, numbers: range) -> None:
     Topics(bootstrap).count(shell.environment["EXAMPLE_SOURCE"], numbers)
 
 
+@pytest.mark.slow
 def test_run_watch_fail_stop_reset_and_end(
     shell: Shell, bootstrap: str, unique: Callable[[str], str]
 ) -> None:
