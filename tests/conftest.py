@@ -15,15 +15,9 @@ settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 
-#: Of the Spark tests, those that need no session of their process: they go where there is room.
-WITHOUT_SESSION = (
-    "tests/spark/clusters/",
-    "tests/spark/columns/",
-    "tests/spark/sink/test_concluding",
-    "tests/spark/sink/test_interleavings",
-    "tests/spark/sink/test_sink_kafka",
-    "tests/spark/source/test_java",
-    "tests/spark/source/test_long_lived",
+#: Files in folders of tests/spark that share one Spark session. One that is not found costs another session, no more.
+WITH_SESSION = re.compile(
+    r"tests/spark/\w+/(\w+_spark|test_(batches|batch_source|checkpoints|runner|secure|stream_source))\.py::"
 )
 
 
@@ -34,8 +28,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            shares = nodeid.startswith("tests/spark/") and not nodeid.startswith(WITHOUT_SESSION)
-            return "spark" if shares else super()._split_scope(nodeid)
+            return "spark" if WITH_SESSION.match(nodeid) else super()._split_scope(nodeid)
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
