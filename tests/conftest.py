@@ -17,7 +17,7 @@ settings.load_profile("penstock")
 
 #: Files in folders of tests/spark that share one Spark session. One that is not found costs another session, no more.
 WITH_SESSION = re.compile(
-    r"tests/spark/\w+/(\w+_spark|test_(batches|batch_source|checkpoints|runner|secure|stream_source))\.py::"
+    r"tests/spark/\w+/(\w+_spark|test_(batches|batch_source|checkpoints|runner|schemas|secure|stream_source))\.py::"
 )
 
 
