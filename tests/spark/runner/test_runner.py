@@ -98,11 +98,10 @@ def test_a_bounded_run_shows_how_far_it_is_and_ends(
     made = declared(name, source, sink, maxOffsetsPerTrigger="20")
     assert world.run(made) == Outcome(state=State.FINISHED)
     assert sink.counts == [20, 10]
-    assert world.extents() == [
-        Extent(done=0, total=30),
-        Extent(done=20, total=30),
-        Extent(done=30, total=30),
-    ]
+    seen = world.extents()
+    assert (seen[0], seen[-1]) == (Extent(done=0, total=30), Extent(done=30, total=30))
+    # A batch that is over before anybody looks is not seen on its own.
+    assert set(seen[1:-1]) <= {Extent(done=20, total=30)}
     last = world.on_board(name)
     assert (last.state, last.lag, last.batch, last.rows.rows_in) == (State.FINISHED, 0, 1, 30)
 
