@@ -13,6 +13,8 @@ from benchmarks.brokers import Subject
 
 _STOP_S = 60
 _SAMPLES_MAX = 20
+#: More than any file of a contest has.
+_FILE_BYTES = str(4 << 30)
 #: Both sides get the same; ANSI off because sums of hashes wrap around.
 SETTINGS = {
     "spark.driver.memory": "2g",
@@ -123,8 +125,13 @@ class Driver:
 
 def _settings(tasks: int, jars: Sequence[Path], folder: Path) -> dict[str, str]:
     warehouse = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder)}
-    # Files are dealt out to as many tasks as a topic has partitions, so that all have the same number of tasks.
-    dealt = {"spark.sql.files.minPartitionNum": str(tasks)}
+    # A table is written with a file for each partition of its topic. Opening one is said to cost as much as a task may
+    # read, so that each is read whole by a task of its own, and all have the same number of tasks.
+    dealt = {
+        "spark.sql.files.minPartitionNum": str(tasks),
+        "spark.sql.files.maxPartitionBytes": _FILE_BYTES,
+        "spark.sql.files.openCostInBytes": _FILE_BYTES,
+    }
     peer = {"spark.jars": ",".join(map(str, jars))} if jars else {}
     return {**SETTINGS, **warehouse, **dealt, **peer}
 
