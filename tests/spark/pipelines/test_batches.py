@@ -72,6 +72,16 @@ def counted(line, name):
     return Counts.from_json(found["totals"])
 
 
+def test_no_letter_is_lost_where_spark_tells_no_counts(line, declare, monkeypatch):
+    """As over Spark Connect, or when what it observed comes too late."""
+    monkeypatch.setattr(batch_module.Tally, "found", lambda self: {})
+    declared, source, sink = declare()
+    line.put(source, {"id": "a", "amount": 1.5}, b"{")
+    line.run(declared)
+    assert [row["id"] for row in line.rows(sink)] == ["a"]
+    assert [each.value for each in line.messages(f"{source}.dlq")] == [b"{"]
+
+
 def test_good_and_bad_rows_of_one_evaluation(line, declare):
     declared, source, sink = declare(
         rows=(functions.price,), transform=lambda rows: rows.where("total > 0"), errors=SLOWLY
