@@ -19,6 +19,7 @@ METRICS = {
 TITLES = {
     "penstock": "Penstock",
     "penstock-narrow": "Penstock, 2 columns",
+    "penstock-pipeline": "Penstock, as in pipelines",
     "penstock-exactly-once": "Penstock, exactly once",
     "connector": "Spark's connector",
     "parquet": "Parquet",

@@ -6,9 +6,12 @@ The hash of key and value of every row is what all reads compute: nobody can lea
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from pyspark.sql.functions import to_date
+
+from penstock.spark.checkpoints import local_checkpoints
 
 #: Wraps around, which is why sessions are not ANSI here; equal for equal rows in any order.
 CHECKSUM = ("count(*) AS rows", "sum(xxhash64(key, value)) AS hash")
@@ -44,12 +47,20 @@ def write(spark: Any, *, path: str, format: str, options: Options) -> Answer:
 
 
 def stream(
-    spark: Any, *, source: str, source_options: Options, sink: str, sink_options: Options, checkpoint: str
+    spark: Any,
+    *,
+    source: str,
+    source_options: Options,
+    sink: str,
+    sink_options: Options,
+    checkpoint: str,
+    without_processes: bool,
 ) -> Answer:
     """All that is there, in micro-batches of the size that the options say; what Spark tells about each."""
     rows = spark.readStream.format(source).options(**source_options).load().select("key", "value")
     writer = rows.writeStream.format(sink).options(**sink_options)
-    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    with local_checkpoints(spark, checkpoint) if without_processes else nullcontext():
+        query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     told = [_progress(each) for each in query.recentProgress]
     shutil.rmtree(checkpoint, ignore_errors=True)

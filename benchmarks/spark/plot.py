@@ -11,6 +11,7 @@ from benchmarks.spark.metrics import TITLES, scalings
 _COLOURS = {
     "penstock": "#1b7f79",
     "penstock-narrow": "#6cc2b8",
+    "penstock-pipeline": "#3fa39b",
     "penstock-exactly-once": "#0d4f4b",
     "connector": "#b0b7bf",
     "parquet": "#e0c27a",

@@ -1,4 +1,7 @@
-"""Small micro-batches: how long a trigger takes, as Spark tells it, with the checkpoint on the local disk."""
+"""Small micro-batches: how long a trigger takes, as Spark tells it, with the checkpoint on the local disk.
+
+Checkpoints are written as Spark does by default, and once more as pipelines of Penstock have them.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +20,9 @@ from penstock.protocol.compression import Codec
 _VALUE_BYTES = 100
 _SHOWN = ("trigger_p50_ms", "trigger_p90_ms", "cpu_ms_per_batch")
 
+#: With the checkpoints that pipelines have.
+PIPELINE = "penstock-pipeline"
+
 Sink = dict[str, Any]
 
 
@@ -32,8 +38,10 @@ def _prepared(to_topic: bool, stage: Stage, driver: Driver) -> Iterator[list[Tur
             "startingOffsets": "earliest",
             "maxOffsetsPerTrigger": str(pace.batch_rows),
         }
-        take = partial(_take, stage, driver, rows, options)
-        yield [Turn(who, partial(take, *pair)) for who, pair in _pairs(stage, to_topic).items()]
+        yield [
+            Turn(who, partial(_take, stage, driver, rows, options, who, *pair))
+            for who, pair in _pairs(stage, to_topic).items()
+        ]
 
 
 def _pairs(stage: Stage, to_topic: bool) -> dict[str, tuple[str, Sink]]:
@@ -41,7 +49,8 @@ def _pairs(stage: Stage, to_topic: bool) -> dict[str, tuple[str, Sink]]:
     nowhere: Sink = {"sink": "noop", "sink_options": {}}
     servers = {"kafka.bootstrap.servers": stage.bootstrap}
     once: Sink = {"sink": "penstock", "sink_options": {**servers, "contract": "exactly-once"}}
-    pairs = {OURS: ("penstock", {"sink": "penstock", "sink_options": servers} if to_topic else nowhere)}
+    ours: Sink = {"sink": "penstock", "sink_options": servers} if to_topic else nowhere
+    pairs = {OURS: ("penstock", ours), PIPELINE: ("penstock", ours)}
     if to_topic:
         pairs[EXACTLY_ONCE] = ("penstock", once)
     if stage.has_connector:
@@ -49,7 +58,9 @@ def _pairs(stage: Stage, to_topic: bool) -> dict[str, tuple[str, Sink]]:
     return pairs
 
 
-def _take(stage: Stage, driver: Driver, rows: int, options: dict[str, str], source: str, sink: Sink) -> Round:
+def _take(
+    stage: Stage, driver: Driver, rows: int, options: dict[str, str], who: str, source: str, sink: Sink
+) -> Round:
     with ExitStack() as stack:
         target = stack.enter_context(stage.topic()) if sink["sink"] != "noop" else None
         sink_options = {**sink["sink_options"], **({"topic": target} if target else {})}
@@ -61,6 +72,7 @@ def _take(stage: Stage, driver: Driver, rows: int, options: dict[str, str], sour
             sink=sink["sink"],
             sink_options=sink_options,
             checkpoint=str(stage.fresh_folder()),
+            without_processes=who == PIPELINE,
         )
         told = answer["batches"]
         written = rows if target is None else count_committed(stage.cluster, target)
@@ -96,11 +108,13 @@ def _contest(name: str, title: str, contenders: tuple[str, ...], *, to_topic: bo
 
 
 CONTESTS = (
-    _contest("batches-to-nowhere", "Batches of 1,000 rows, read only", (OURS, CONNECTOR), to_topic=False),
+    _contest(
+        "batches-to-nowhere", "Batches of 1,000 rows, read only", (OURS, PIPELINE, CONNECTOR), to_topic=False
+    ),
     _contest(
         "batches-to-topic",
         "Batches of 1,000 rows, topic to topic",
-        (OURS, EXACTLY_ONCE, CONNECTOR),
+        (OURS, PIPELINE, EXACTLY_ONCE, CONNECTOR),
         to_topic=True,
     ),
 )
