@@ -1,0 +1,47 @@
+"""Real PostgreSQL and Redis servers: one of each for a process of tests, and in them a place for each test."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.servers import PostgresServer, RedisServer
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """For all tests that do not stop it."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> str:
+    """An empty database that no other test has."""
+    return postgres_server.new_database()
+
+
+@pytest.fixture
+def fresh_postgres() -> Iterator[PostgresServer]:
+    """A server of one's own, to stop, kill and restart."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """For all tests that do not stop it."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """An empty database; other processes of tests have servers of their own."""
+    redis_server.call("FLUSHALL")
+    return redis_server.url()
+
+
+@pytest.fixture
+def fresh_redis() -> Iterator[RedisServer]:
+    """A server of one's own, to stop, kill and restart; what it has answered is on disk."""
+    with RedisServer(appendonly="yes", appendfsync="always") as server:
+        yield server
