@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
 
-_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+from penstock.client.durations import UNITS_MS
 
 
 class Anchor(Enum):
@@ -42,7 +42,7 @@ def parse_timestamp(text: str, *, now_ms: int) -> int:
     if re.fullmatch(r"\d+", text):
         return int(text)
     if age := re.fullmatch(r"(\d+)([smhd])", text):
-        return now_ms - int(age[1]) * _UNITS_MS[age[2]]
+        return now_ms - int(age[1]) * UNITS_MS[age[2]]
     try:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:

@@ -46,9 +46,15 @@ class Backoff:
 
     def delay_ms(self, attempt: int, chance: Random) -> float:
         """The rest after `attempt`, counted from 0: min(cap, base * 2^attempt) + random(0, base)."""
+        return self._least_ms(attempt) + chance.uniform(0, self.base_ms)
+
+    def longest_ms(self, attempt: int) -> float:
+        """What `delay_ms` stays within."""
+        return self._least_ms(attempt) + self.base_ms
+
+    def _least_ms(self, attempt: int) -> float:
         # A float overflows at 2^1024, and no cap lies anywhere near.
-        exponential = self.base_ms * 2.0 ** min(attempt, 64)
-        return min(self.cap_ms, exponential) + chance.uniform(0, self.base_ms)
+        return min(self.cap_ms, self.base_ms * 2.0 ** min(attempt, 64))
 
 
 def attempts(

@@ -8,21 +8,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from penstock.client.durations import UNITS_MS
 from penstock.client.errors import ClientError
 from penstock.client.metadata import Place
 
 #: What goes to the connection begins so.
 CONNECTION_PREFIX: Final = "kafka."
 _FLAGS: Final = {"true": True, "false": False}
-_UNITS_MS: Final = {
-    "": 1,
-    "ms": 1,
-    "s": 1_000,
-    "m": 60_000,
-    "min": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-}
+#: A bare number is one of milliseconds.
+_UNITS_MS: Final = {"": 1, **UNITS_MS}
 _DURATION: Final = re.compile(r"(\d{1,12})\s*([a-z]*)")
 _OFFSET_MAX: Final = (1 << 63) - 1
 _PARTITION_MAX: Final = (1 << 31) - 1
