@@ -47,8 +47,12 @@ def test_what_people_write(written: str | float | timedelta, length_s: float) ->
         float("inf"),
         10**400,
         True,
-    ]
-    + [None, timedelta(seconds=-1), "40000d", timedelta(days=40_000), b"1s"],
+        None,
+        timedelta(seconds=-1),
+        "40000d",
+        timedelta(days=40_000),
+        b"1s",
+    ],
 )
 def test_what_is_no_length_of_time(written: object) -> None:
     with pytest.raises(DurationError, match="is no length of time"):
