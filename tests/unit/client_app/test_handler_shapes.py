@@ -185,7 +185,10 @@ def test_what_no_handler_can_be(handler: Any, told: str) -> None:
 
 @pytest.mark.parametrize(
     ("handler", "told"),
-    [(of_payload, r"order is a list of payloads, as in order: list\[Order\]"), (of_message, r"write message: list\[Message\]")],
+    [
+        (of_payload, r"order is a list of payloads, as in order: list\[Order\]"),
+        (of_message, r"write message: list\[Message\]"),
+    ],
 )
 def test_what_no_handler_of_batches_can_be(handler: Callable[..., Any], told: str) -> None:
     with pytest.raises(TypeError, match=told):
