@@ -1,0 +1,181 @@
+"""Spans of OpenTelemetry around handling and publishing, by its semantic conventions for messaging.
+
+Needs opentelemetry-api, so only `tracing` imports it, and only where that is installed. Headers are read and written
+by the propagators that the application has set up, which are W3C's unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from opentelemetry import context, propagate, trace
+from opentelemetry.propagators.textmap import Getter, Setter
+from opentelemetry.trace import Link, NoOpTracerProvider, ProxyTracerProvider, SpanKind
+
+from penstock import __version__
+from penstock.client.letters import Header
+from penstock.client.trace_context import TRACEPARENT, Trace, headers_of, outgoing
+from penstock.client.tracing import Traced
+
+__all__ = ["consuming", "consuming_batch", "is_recording", "publishing"]
+
+_NAME: Final = "penstock.client"
+_KEY_CHARACTERS_MAX: Final = 128
+
+
+def is_recording() -> bool:
+    """The interface alone records nothing: an application has to set a provider up, which it may do at any time."""
+    return not isinstance(trace.get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
+
+
+@contextmanager
+def consuming(message: Traced, *, client: str, group: str | None) -> Iterator[None]:
+    attributes = _attributes("process", message.topic, client)
+    attributes |= _place(message)
+    if group is not None:
+        attributes["messaging.consumer.group.name"] = group
+    with _inside(message), _span(f"{message.topic} process", SpanKind.CONSUMER, attributes):
+        yield
+
+
+@contextmanager
+def consuming_batch(messages: Sequence[Traced], *, client: str, group: str | None) -> Iterator[None]:
+    topic = messages[0].topic
+    attributes = _attributes("process", topic, client)
+    attributes["messaging.batch.message_count"] = len(messages)
+    if group is not None:
+        attributes["messaging.consumer.group.name"] = group
+    links = [link for link in map(_link, messages) if link is not None]
+    with _span(f"{topic} process", SpanKind.CONSUMER, attributes, links=links):
+        yield
+
+
+@contextmanager
+def publishing(
+    topic: str, headers: list[Header], *, key: bytes | None, client: str
+) -> Iterator[list[Header]]:
+    attributes = _attributes("publish", topic, client)
+    if key is not None:
+        attributes |= _key(key)
+    with _span(f"{topic} publish", SpanKind.PRODUCER, attributes):
+        yield _with_context(headers)
+
+
+# Spans
+
+
+@contextmanager
+def _span(
+    name: str,
+    kind: SpanKind,
+    attributes: dict[str, str | int],
+    *,
+    links: list[Link] | None = None,
+) -> Iterator[None]:
+    tracer = trace.get_tracer(_NAME, __version__)
+    with tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=links) as span:
+        try:
+            yield
+        except Exception as error:
+            span.set_attribute("error.type", type(error).__qualname__)
+            raise
+
+
+@contextmanager
+def _inside(message: Traced) -> Iterator[None]:
+    """The trace of a message, and the baggage that it carries, in place of whatever went on before."""
+    token = context.attach(_context_of(message))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+def _context_of(message: Traced) -> context.Context:
+    return propagate.extract(message.headers, context=context.Context(), getter=_HEADERS_IN)
+
+
+def _attributes(operation: str, topic: str, client: str) -> dict[str, str | int]:
+    kind = {"process": "process", "publish": "send"}[operation]
+    told: dict[str, str | int] = {
+        "messaging.system": "kafka",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": topic,
+    }
+    return told | ({"messaging.client.id": client} if client else {})
+
+
+def _place(message: Traced) -> dict[str, str | int]:
+    told: dict[str, str | int] = {
+        "messaging.destination.partition.id": str(message.partition),
+        "messaging.kafka.offset": message.offset,
+        "messaging.message.id": message.id,
+    }
+    if message.key is not None:
+        told |= _key(message.key)
+    if message.value is None:
+        told["messaging.kafka.message.tombstone"] = True
+    return told
+
+
+def _key(key: bytes) -> dict[str, str | int]:
+    """A key that is no text is nothing to look at."""
+    try:
+        return {"messaging.kafka.message.key": key.decode()[:_KEY_CHARACTERS_MAX]}
+    except UnicodeDecodeError:
+        return {}
+
+
+def _link(message: Traced) -> Link | None:
+    producer = trace.get_current_span(_context_of(message)).get_span_context()
+    return Link(producer) if producer.is_valid else None
+
+
+# Headers
+
+
+def _with_context(headers: list[Header]) -> list[Header]:
+    """A caller that gives a trace context of its own has its reasons."""
+    if any(name == TRACEPARENT for name, _ in headers):
+        return headers
+    told = list(headers)
+    propagate.inject(told, setter=_HEADERS_OUT)
+    current = _current()
+    if current is None or any(name == TRACEPARENT for name, _ in told):
+        return outgoing(told, None)
+    # The application's propagators speak another language, and W3C's is spoken too.
+    return told + headers_of(current)
+
+
+def _current() -> Trace | None:
+    span = trace.get_current_span().get_span_context()
+    if not span.is_valid:
+        return None
+    return Trace(
+        trace_id=f"{span.trace_id:032x}",
+        span_id=f"{span.span_id:016x}",
+        flags=span.trace_flags,
+        state=span.trace_state.to_header(),
+    )
+
+
+class _In(Getter[list[Header]]):
+    def get(self, carrier: list[Header], key: str) -> list[str] | None:
+        """The last of a name, but all states: those are parts of one list."""
+        found = [value.decode("latin-1") for name, value in carrier if name == key and value is not None]
+        return (found if key == "tracestate" else found[-1:]) or None
+
+    def keys(self, carrier: list[Header]) -> list[str]:
+        return [name for name, _ in carrier]
+
+
+class _Out(Setter[list[Header]]):
+    def set(self, carrier: list[Header], key: str, value: str) -> None:
+        carrier.append((key, value.encode()))
+
+
+_HEADERS_IN: Final = _In()
+_HEADERS_OUT: Final = _Out()
