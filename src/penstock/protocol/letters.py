@@ -15,10 +15,14 @@ MESSAGE: Final = "__dlq.errors.message"
 #: Of the record where it was first, in milliseconds.
 TIMESTAMP: Final = "penstock.dlq.timestamp"
 REASON: Final = "penstock.dlq.reason"
+#: Which function it was that failed.
+HANDLER: Final = "penstock.dlq.handler"
 ERROR_CLASS: Final = "penstock.dlq.error.class"
 ERROR_STACK: Final = "penstock.dlq.error.stack"
 #: Only where the record itself could not be brought along: why.
 WITHOUT_RECORD: Final = "penstock.dlq.without.record"
+#: Only in a letter that was corrected: partition and offset of the one that it takes the place of, "1:42".
+EDITED_FROM: Final = "penstock.dlq.edited-from"
 
 #: All of the above begin with one of these.
 PREFIXES: Final = ("__dlq.errors.", "penstock.dlq.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.client.cluster import Cluster
 from penstock.client.errors import Refused, UnsupportedVersion
+from penstock.client.letter_topics import BYTES_SETTING
 from penstock.client.retrying import Deadline
 from penstock.client.settings import ConnectionSettings
 from penstock.client.topics import topic_settings
@@ -15,7 +16,6 @@ from penstock.spark.sink_rows import WrongRow
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BYTES_SETTING: Final = "max.message.bytes"
 #: A batch must fit into a segment too.
 _SIZES: Final = (BYTES_SETTING, "segment.bytes")
 _CLEANUP_SETTING: Final = "cleanup.policy"

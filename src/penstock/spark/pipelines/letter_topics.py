@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from penstock.client.cluster import Cluster
-from penstock.client.errors import Refused, UnsupportedVersion
+from penstock.client.letter_topics import ensure_letters
 from penstock.client.letters import (
     DEAD_LETTER_SETTINGS,
     RETRY_SETTINGS,
@@ -17,16 +17,11 @@ from penstock.client.letters import (
 )
 from penstock.client.metadata import TopicInfo
 from penstock.client.positions import committed
-from penstock.client.topics import NewTopic, create_partitions, ensure_topic, topic_settings
 from penstock.spark.pipelines.declaration import Pipeline, PipelineError
 from penstock.spark.pipelines.routing import Routing
-from penstock.spark.sink_limits import BYTES_SETTING
 
 #: At the end of a pattern's beginning: not what other pipelines have for letters.
 _NO_LETTERS: Final = r"(?!.*\.(?:retry\.[1-9][0-9]*|dlq|dlq\.replayed)$)"
-#: What a letter tells in its headers of itself.
-_HEADERS_BYTES_MAX: Final = 64 << 10
-_BYTES_LIMIT: Final = (1 << 31) - 1
 
 
 def source_pattern(pipeline: Pipeline) -> str:
@@ -54,10 +49,10 @@ def ensure(cluster: Cluster, pipeline: Pipeline, topics: Mapping[str, TopicInfo]
     for source, info in topics.items():
         levels = _levels(cluster, pipeline, source)
         for name in levels:
-            partitions[name] = _ensure(cluster, name, info, RETRY_SETTINGS)
+            partitions[name] = ensure_letters(cluster, name, info, RETRY_SETTINGS)
             retries[name] = source
         dead = dead_letter_topic(source)
-        partitions[dead] = _ensure(cluster, dead, info, DEAD_LETTER_SETTINGS)
+        partitions[dead] = ensure_letters(cluster, dead, info, DEAD_LETTER_SETTINGS)
     return Routing(
         group=pipeline.group,
         attempts_max=pipeline.errors.attempts,
@@ -81,27 +76,6 @@ def _levels(cluster: Cluster, pipeline: Pipeline, source: str) -> list[str]:
     return sorted(wanted | there, key=lambda name: retry_level(name) or 0)
 
 
-def _ensure(cluster: Cluster, name: str, source: TopicInfo, settings: Mapping[str, str]) -> int:
-    """Returns how many partitions it has."""
-    count = len(source.partitions)
-    found = cluster.topics([name]).get(name)
-    if found is None:
-        wide = {**settings, **_room_for(cluster, source.name)}
-        found = ensure_topic(cluster, NewTopic(name=name, partitions=count, settings=wide))
-    if len(found.partitions) < count:
-        found = create_partitions(cluster, name, count)
-    return len(found.partitions)
-
-
-def _room_for(cluster: Cluster, source: str) -> dict[str, str]:
-    """A letter is a record of the source with more headers."""
-    try:
-        told = topic_settings(cluster, source).get(BYTES_SETTING)
-    except (Refused, UnsupportedVersion):
-        told = None  # not everyone may look at settings
-    return {BYTES_SETTING: str(min(int(told) + _HEADERS_BYTES_MAX, _BYTES_LIMIT))} if told else {}
-
-
 def with_new(routing: Routing, cluster: Cluster, pipeline: Pipeline) -> Routing:
     """Dead letters of topics that a pattern has come to match. Their retries begin when the pipeline starts anew.
 
@@ -112,7 +86,7 @@ def with_new(routing: Routing, cluster: Cluster, pipeline: Pipeline) -> Routing:
     if not new:
         return routing
     made = {
-        dead_letter_topic(name): _ensure(cluster, dead_letter_topic(name), info, DEAD_LETTER_SETTINGS)
+        dead_letter_topic(name): ensure_letters(cluster, dead_letter_topic(name), info, DEAD_LETTER_SETTINGS)
         for name, info in new.items()
     }
     return Routing(

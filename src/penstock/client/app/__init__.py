@@ -1,0 +1,1 @@
+"""Delivery contracts for applications, on confluent-kafka: publish, subscribe, retry, dead letters."""

@@ -1,0 +1,171 @@
+"""The contracts: in which order a batch is handled and its positions are committed.
+
+at-least-once     handle, letters are there, commit
+at-most-once      commit and know it, handle
+effectively-once  leave out what is marked, handle, mark, commit; or result and mark in one database transaction
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from penstock.client.app.figures import Figures
+from penstock.client.app.inline import Runner
+from penstock.client.app.letterbox import Letterbox
+from penstock.client.app.membership import CommitLost, CommitRefused, Membership, Place
+from penstock.client.errors import ClientError
+
+__all__ = ["AtLeastOnce", "AtMostOnce", "Contract", "Session"]
+
+_LOG: Final = logging.getLogger("penstock.client")
+#: How long a rebalance waits for what is in hand.
+HAND_OVER_S: Final = 30.0
+
+
+class Session:
+    """What a contract works with while its subscription is a member."""
+
+    __slots__ = ("figures", "letterbox", "membership", "runner")
+
+    def __init__(self, runner: Runner, letterbox: Letterbox, figures: Figures) -> None:
+        self.membership: Membership = None  # type: ignore[assignment]  # joins once the contract is there
+        self.runner = runner
+        self.letterbox = letterbox
+        self.figures = figures
+
+
+class Contract(Protocol):
+    """Called by the thread that takes messages, except for the callbacks of rebalances."""
+
+    def process(self, batch: Sequence[Any]) -> None: ...
+
+    def tick(self) -> None:
+        """Between batches, also where there are none."""
+
+    def stop(self) -> None:
+        """From another thread: begin nothing more than the contract asks for."""
+
+    def finish(self) -> None:
+        """Before leaving: everything in hand is done and committed."""
+
+    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]: ...
+
+    def revoked(self, places: Sequence[Place]) -> None: ...
+
+    def lost(self, places: Sequence[Place]) -> None: ...
+
+
+class AtLeastOnce:
+    """What was handled since the last commit comes again after a crash."""
+
+    def __init__(self, session: Session, commit_every_s: float) -> None:
+        self._session = session
+        self._commit_every_s = commit_every_s
+        self._committed_s = time.monotonic()
+
+    def process(self, batch: Sequence[Any]) -> None:
+        self._session.runner.run(batch)
+        self.tick()
+
+    def tick(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._committed_s >= self._commit_every_s:
+            self._committed_s = now_s
+            self._commit(wait=False)
+
+    def _commit(self, *, wait: bool) -> None:
+        session = self._session
+        # In this order: what is pending now may be done by the time its position would be asked for.
+        positions = session.membership.positions(session.runner.pending())
+        self._settle()
+        session.membership.commit(positions, wait=wait)
+
+    def _settle(self) -> None:
+        """What must be durable before positions are committed."""
+        self._session.letterbox.settle()
+
+    def stop(self) -> None:
+        rest, _ = self._session.runner.interrupt(0.0)
+        self._session.membership.put_back(rest)
+
+    def finish(self) -> None:
+        self._session.runner.drain()
+        self._commit_if_possible()
+
+    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        return {}
+
+    def revoked(self, places: Sequence[Place]) -> None:
+        rest, in_hand = self._session.runner.interrupt(HAND_OVER_S)
+        self._session.membership.put_back(rest)
+        gone = [raw for raw in in_hand if (raw.topic(), raw.partition()) in places]
+        if gone:
+            self._session.figures.lost_in_hand += len(gone)
+            _LOG.warning(
+                "%d messages were still in hand when their partition went to another member", len(gone)
+            )
+        self._commit_if_possible(in_hand)
+
+    def _commit_if_possible(self, in_hand: Sequence[Any] = ()) -> None:
+        session = self._session
+        try:
+            positions = session.membership.positions([*session.runner.pending(), *in_hand])
+            self._settle()
+            session.membership.commit(positions, wait=True)
+        except ClientError as error:
+            _LOG.warning("%s; what was handled since the last commit comes again", error)
+
+    def lost(self, places: Sequence[Place]) -> None:
+        """Whoever has them now began at the last commit."""
+        rest, in_hand = self._session.runner.interrupt(0.0)
+        self._session.membership.put_back(rest)
+        self._session.figures.lost_in_hand += sum((raw.topic(), raw.partition()) in places for raw in in_hand)
+
+
+class AtMostOnce:
+    """Nothing is handled before its position is committed, and known to be."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def process(self, batch: Sequence[Any]) -> None:
+        session = self._session
+        try:
+            session.membership.commit(session.membership.positions(), wait=True)
+        except CommitRefused as error:
+            # Not committed for certain, so whoever has the partitions now gets these messages for the first time.
+            _LOG.warning("%s; %d messages are left to their new owner", error, len(batch))
+            session.figures.restarts += 1
+            session.membership.rejoin()
+            return
+        except CommitLost as error:
+            # The commit may arrive yet. As another member we read on behind it or before it, but it cannot move us.
+            session.figures.dropped += len(batch)
+            session.figures.restarts += 1
+            _LOG.warning("%s; %d messages are dropped", error, len(batch))
+            session.membership.rejoin()
+            return
+        session.runner.run(batch)
+        session.letterbox.settle()
+
+    def tick(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        """What is in hand is committed: nobody else would handle it."""
+
+    def finish(self) -> None:
+        self._session.runner.drain()
+        self._session.letterbox.settle()
+
+    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        return {}
+
+    def revoked(self, places: Sequence[Place]) -> None:
+        """What is in hand was committed before: nobody else gets it, so it is finished here."""
+
+    def lost(self, places: Sequence[Place]) -> None:
+        pass

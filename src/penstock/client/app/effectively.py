@@ -1,0 +1,129 @@
+"""Effectively once: a message that was handled is known by its id when it comes again.
+
+Where the handler takes a database connection, its result and the mark are one transaction, and nothing is doubled.
+Where it does not, the mark follows the result: what was handled and not marked yet comes again after a crash.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from penstock.client.app.contracts import AtLeastOnce, Session
+from penstock.client.app.figures import Figures
+from penstock.client.app.handling import Call
+from penstock.client.app.message import id_of
+from penstock.client.stores import DedupeStore
+
+__all__ = ["EffectivelyOnce", "Marks", "marking", "within_transaction"]
+
+_EXPIRE_EVERY_S: Final = 60.0
+
+
+class Marks:
+    """Ids that were handled and are to be marked; threads of handlers share it."""
+
+    def __init__(self, store: DedupeStore, scope: str, ttl_s: float) -> None:
+        self.store = store
+        self._scope = scope
+        self._ttl_s = ttl_s
+        self._lock = threading.Lock()
+        self._handled: list[str] = []
+        self._expired_s = time.monotonic()
+
+    def add(self, message_id: str) -> None:
+        with self._lock:
+            self._handled.append(message_id)
+
+    def keep(self) -> None:
+        """Durable when this returns. Raises StoreUnavailable, and then they are kept for the next time."""
+        with self._lock:
+            handled, self._handled = self._handled, []
+        try:
+            if handled:
+                self.store.mark(self._scope, handled, self._ttl_s)
+        except BaseException:
+            with self._lock:
+                self._handled = handled + self._handled
+            raise
+
+    def seen(self, ids: Sequence[str]) -> set[str]:
+        with self._lock:
+            mine = set(self._handled)
+        found: set[str] = self.store.seen(self._scope, ids)
+        return found | mine.intersection(ids)
+
+    def claim(self, transaction: Any, message_id: str) -> bool:
+        return bool(transaction.claim(self._scope, message_id, self._ttl_s))
+
+    def expire_now_and_then(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._expired_s > _EXPIRE_EVERY_S:
+            self._expired_s = now_s
+            self.store.expire()
+
+
+def marking(call: Call, marks: Marks) -> Call:
+    """The mark after the result."""
+
+    def handle(raw: Any) -> Any:
+        result = call(raw)
+        marks.add(id_of(raw))
+        return result
+
+    return handle
+
+
+def marking_async(call: Call, marks: Marks) -> Call:
+    async def handle(raw: Any) -> Any:
+        result = await call(raw)
+        marks.add(id_of(raw))
+        return result
+
+    return handle
+
+
+def within_transaction(call: Call, marks: Marks, handle_name: str, figures: Figures) -> Call:
+    """Result and mark in one: the handler writes through the connection that it is given."""
+
+    def handle(raw: Any) -> Any:
+        with marks.store.transaction() as transaction:
+            if not marks.claim(transaction, id_of(raw)):
+                figures.duplicates += 1
+                return None
+            return call(raw, **{handle_name: transaction.connection})
+
+    return handle
+
+
+class EffectivelyOnce(AtLeastOnce):
+    def __init__(self, session: Session, commit_every_s: float, marks: Marks, *, claims: bool) -> None:
+        super().__init__(session, commit_every_s)
+        self._marks = marks
+        self._claims = claims
+
+    def process(self, batch: Sequence[Any]) -> None:
+        super().process(batch if self._claims else self._new(batch))
+
+    def _new(self, batch: Sequence[Any]) -> list[Any]:
+        """Without those that are marked, in the lanes, or twice in this batch."""
+        ids = [id_of(raw) for raw in batch]
+        known = self._marks.seen(ids) | {id_of(raw) for raw in self._session.runner.pending()}
+        new = []
+        for raw, message_id in zip(batch, ids, strict=True):
+            if message_id in known:
+                self._session.figures.duplicates += 1
+            else:
+                known.add(message_id)
+                new.append(raw)
+        return new
+
+    def tick(self) -> None:
+        super().tick()
+        self._marks.expire_now_and_then()
+
+    def _settle(self) -> None:
+        super()._settle()
+        self._marks.keep()

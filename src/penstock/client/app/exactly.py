@@ -1,0 +1,242 @@
+"""Exactly once inside a cluster: what a batch publishes, its letters and its positions are one transaction.
+
+What a handler publishes is held back until it has returned, so that a handler which fails halfway leaves nothing.
+The group's generation is noted before the batch is handled: whoever lost its partitions meanwhile cannot commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple
+
+from penstock.client.app.contracts import HAND_OVER_S, Session
+from penstock.client.app.failing import Letter
+from penstock.client.app.handling import Call
+from penstock.client.app.membership import Place
+from penstock.client.app.publishing import MessageIds, Published, not_published, with_id
+from penstock.client.app.settings import Settings
+from penstock.client.errors import ClientError
+from penstock.client.letters import Header
+
+__all__ = ["Draft", "ExactlyOnce", "TransactionFailed", "TransactionalPublisher", "drafting", "drafts"]
+
+_LOG: Final = logging.getLogger("penstock.client")
+_END_S: Final = 30.0
+#: In the transaction; its offset is known when that is committed.
+_IN_TRANSACTION: Final = -1
+
+
+class Draft(NamedTuple):
+    """To be published when the handler has returned."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    headers: list[Header]
+    partition: int | None
+    timestamp_ms: int | None
+
+
+#: What the handler that runs here has published so far; None outside of such handlers.
+drafts: ContextVar[list[Draft] | None] = ContextVar("penstock_drafts", default=None)
+
+
+class TransactionFailed(ClientError):
+    """It was given up, and what it had read is read again."""
+
+
+class TransactionalPublisher:
+    """One transaction after the other. `abort` leaves nothing of what was sent since `begin`."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        from confluent_kafka import KafkaException, Producer
+
+        self._ids = MessageIds()
+        self._failures: list[Any] = []
+        # A random id: zombies are fenced by the group's generation, and nobody else waits for this one.
+        self._producer = Producer({**settings, "transactional.id": f"{name}-{uuid.uuid4()}"})
+        try:
+            self._producer.init_transactions(_END_S)
+        except KafkaException as error:
+            raise TransactionFailed(f"no transactions: {error.args[0].str()}") from None
+
+    def begin(self) -> None:
+        self._failures.clear()
+        self._producer.begin_transaction()
+
+    def send(self, draft: Draft) -> None:
+        """Raises TransactionFailed."""
+        more: dict[str, Any] = {}
+        if draft.partition is not None:
+            more["partition"] = draft.partition
+        if draft.timestamp_ms is not None:
+            more["timestamp"] = draft.timestamp_ms
+        while True:
+            try:
+                self._producer.produce(
+                    draft.topic,
+                    draft.value,
+                    draft.key,
+                    headers=with_id(draft.headers, self._ids),
+                    on_delivery=self._report,
+                    **more,
+                )
+                return
+            except BufferError:
+                self._producer.poll(0.01)
+            except Exception as error:
+                raise not_published(draft.topic, error) from None
+
+    def _report(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self._failures.append(not_published(message.topic(), error))
+
+    def commit(self, positions: Mapping[Place, int], group: Any) -> None:
+        """Raises TransactionFailed, and then nothing of it is there, or it is there whole (`is_unknown`)."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        offsets = [TopicPartition(*place, offset) for place, offset in sorted(positions.items())]
+        try:
+            self._producer.send_offsets_to_transaction(offsets, group, _END_S)
+            self._producer.flush(_END_S)
+            if self._failures:
+                raise self._failures[0]
+            self._retried(lambda: self._producer.commit_transaction(_END_S))
+        except KafkaException as error:
+            raise TransactionFailed(f"the transaction failed: {error.args[0].str()}") from None
+
+    def abort(self) -> None:
+        """Raises TransactionFailed where this publisher is of no use any more."""
+        from confluent_kafka import KafkaException
+
+        try:
+            self._retried(lambda: self._producer.abort_transaction(_END_S))
+        except KafkaException as error:
+            raise TransactionFailed(f"the transaction cannot be ended: {error.args[0].str()}") from None
+
+    def _retried(self, end: Callable[[], None]) -> None:
+        """The library says where asking again is safe: the outcome of the first request is then the outcome."""
+        from confluent_kafka import KafkaException
+
+        for left in reversed(range(4)):
+            try:
+                end()
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or not left:
+                    raise
+
+
+@contextmanager
+def drafting(publish: Callable[[Draft], None]) -> Iterator[None]:
+    """What is published within goes out when it has ended well."""
+    held: list[Draft] = []
+    token = drafts.set(held)
+    try:
+        yield
+    finally:
+        drafts.reset(token)
+    for draft in held:
+        publish(draft)
+
+
+def in_transaction(call: Call, publish: Callable[[Draft], None]) -> Call:
+    def handle(raw: Any) -> Any:
+        with drafting(publish):
+            return call(raw)
+
+    return handle
+
+
+def in_transaction_async(call: Call, publish: Callable[[Draft], None]) -> Call:
+    async def handle(raw: Any) -> Any:
+        with drafting(publish):
+            return await call(raw)
+
+    return handle
+
+
+def post_in_transaction(publish: Callable[[Draft], None], letter: Letter) -> Future[Published]:
+    publish(
+        Draft(letter.topic, letter.value, letter.key, letter.headers, letter.partition, letter.timestamp_ms)
+    )
+    done: Future[Published] = Future()
+    done.set_result(Published(letter.topic, letter.partition, _IN_TRANSACTION))
+    return done
+
+
+class ExactlyOnce:
+    """Publishers are made anew when one is of no use any more."""
+
+    def __init__(self, session: Session, make: Callable[[], TransactionalPublisher]) -> None:
+        self._session = session
+        self._make = make
+        self._publisher: TransactionalPublisher | None = None
+        self._is_interrupted = False
+
+    def publish(self, draft: Draft) -> None:
+        assert self._publisher is not None, "published outside of a transaction"
+        self._publisher.send(draft)
+
+    def process(self, batch: Sequence[Any]) -> None:
+        session = self._session
+        if not batch:
+            return
+        self._is_interrupted = False
+        group = session.membership.metadata()
+        publisher = self._publisher = self._publisher or self._make()
+        publisher.begin()
+        try:
+            session.runner.run(batch)
+            session.runner.drain()
+            session.letterbox.settle()
+            if self._is_interrupted:
+                raise TransactionFailed("partitions went to another member in the middle of a batch")
+            places = {(raw.topic(), raw.partition()) for raw in batch}
+            reached = session.membership.positions()
+            positions = {place: at for place, at in reached.items() if place in places}
+            publisher.commit(positions, group)
+        except ClientError as error:
+            self._give_up(publisher, batch, error)
+
+    def _give_up(self, publisher: TransactionalPublisher, batch: Sequence[Any], error: ClientError) -> None:
+        session = self._session
+        _LOG.warning("%s; its messages are read again", error)
+        session.figures.restarts += 1
+        try:
+            publisher.abort()
+        except ClientError:
+            self._publisher = None
+            # Whether it was committed is for the group to tell: as a new member we begin where it says.
+            session.membership.rejoin()
+            return
+        first: dict[Place, int] = {}
+        for raw in batch:
+            first.setdefault((raw.topic(), raw.partition()), raw.offset())
+        session.membership.rewind(first)
+
+    def tick(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.revoked(())
+
+    def finish(self) -> None:
+        pass
+
+    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        return {}
+
+    def revoked(self, places: Sequence[Place]) -> None:
+        rest, in_hand = self._session.runner.interrupt(HAND_OVER_S)
+        if rest or in_hand:
+            self._is_interrupted = True
+
+    def lost(self, places: Sequence[Place]) -> None:
+        self._session.runner.interrupt(0.0)
+        self._is_interrupted = True

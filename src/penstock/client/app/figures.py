@@ -1,0 +1,36 @@
+"""What a subscription has done, counted: any thread may look."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+__all__ = ["Figures"]
+
+
+@dataclass(slots=True)
+class Figures:
+    """Counts since the subscription was started. Each is written by one thread."""
+
+    #: Handled without an error.
+    handled: int = 0
+    #: Sent to a retry topic after a failure.
+    retried: int = 0
+    #: Sent after an earlier message of its key, without being tried.
+    followed: int = 0
+    #: Became dead letters.
+    dead: int = 0
+    #: Known by their id as handled before, and left out.
+    duplicates: int = 0
+    #: At most once: read, and given up because nobody knows whether its position was committed.
+    dropped: int = 0
+    #: In retry topics, for another group.
+    skipped: int = 0
+    #: Still being handled when their partition was taken away; another member handles them too.
+    lost_in_hand: int = 0
+    #: How often the member left and joined again, or a transaction was begun anew.
+    restarts: int = 0
+    #: How often the circuit breaker has opened.
+    breaks: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)

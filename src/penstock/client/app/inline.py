@@ -1,0 +1,166 @@
+"""Handlers called one message after the other, in the thread that reads them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from penstock.client.app.figures import Figures
+from penstock.client.app.guarding import Stopped
+from penstock.client.app.handling import Call, Chunk
+from penstock.client.payloads import PayloadError
+
+__all__ = ["Failed", "Inline", "InlineBatches", "Runner"]
+
+#: Takes a message that failed, and why.
+Failed = Callable[[Any, Exception], None]
+
+
+class Runner(Protocol):
+    """Does the work. Messages of one key are handled in their order."""
+
+    def run(self, batch: Sequence[Any]) -> None:
+        """Handle them, or see to it that they are handled."""
+
+    def pending(self) -> list[Any]:
+        """Taken and not handled yet."""
+
+    def interrupt(self, timeout_s: float) -> tuple[list[Any], list[Any]]:
+        """Begin nothing more: what was not begun, and what is still in hand after that time."""
+
+    def drain(self) -> None:
+        """Return when nothing is pending."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it should get nothing more now."""
+
+    def close(self) -> None: ...
+
+
+class _Sequential:
+    """What both kinds share: at most one batch, whose rest another thread may take away."""
+
+    def __init__(self) -> None:
+        self._rest: Iterator[Any] = iter(())
+        self._idle = threading.Event()
+        self._idle.set()
+        self._batch: Sequence[Any] = ()
+        self._taken_away = 0
+        self._left: list[Any] = []
+
+    def run(self, batch: Sequence[Any]) -> None:
+        self._idle.clear()
+        self._batch, self._taken_away = batch, 0
+        self._rest = iter(batch)
+        try:
+            self._handle(self._rest)
+        finally:
+            self._batch = ()
+            self._idle.set()
+
+    def _handle(self, rest: Iterator[Any]) -> None:
+        raise NotImplementedError
+
+    def _leave(self, raws: list[Any]) -> None:
+        """The application ends before these were tried."""
+        self._left.extend(raws)
+
+    def pending(self) -> list[Any]:
+        return list(self._left)
+
+    def interrupt(self, timeout_s: float) -> tuple[list[Any], list[Any]]:
+        batch = self._batch
+        rest = list(self._rest)
+        self._taken_away += len(rest)
+        if self._idle.wait(timeout_s):
+            return rest, []
+        begun = len(batch) - len(rest)
+        return rest, list(batch[begun - 1 : begun])
+
+    def drain(self) -> None:
+        pass
+
+    @property
+    def is_full(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+class Inline(_Sequential):
+    def __init__(self, call: Call, failed: Failed, figures: Figures) -> None:
+        super().__init__()
+        self._call = call
+        self._failed = failed
+        self._figures = figures
+
+    def _handle(self, rest: Iterator[Any]) -> None:
+        call, failures, count = self._call, 0, len(self._batch)
+        for raw in rest:
+            try:
+                call(raw)
+            except Stopped:
+                self._leave([raw, *rest])
+            except Exception as error:
+                failures += 1
+                self._failed(raw, error)
+        self._figures.handled += count - self._taken_away - len(self._left) - failures
+
+
+class InlineBatches(_Sequential):
+    """Lists of messages to the handler; where one of them fails, it is looked for by halves.
+
+    Where no message may be handled twice (`isolates` is false), all of the list fail together.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Chunk], Any],
+        decode: Callable[[Any], Any],
+        failed: Failed,
+        figures: Figures,
+        *,
+        count_max: int,
+        isolates: bool,
+    ) -> None:
+        super().__init__()
+        self._call = call
+        self._decode = decode
+        self._failed = failed
+        self._figures = figures
+        self._count_max = count_max
+        self._isolates = isolates
+
+    def _handle(self, rest: Iterator[Any]) -> None:
+        while chunk := [raw for _, raw in zip(range(self._count_max), rest, strict=False)]:
+            self._call_with(self._readable(chunk))
+
+    def _readable(self, chunk: Sequence[Any]) -> list[tuple[Any, Any]]:
+        good = []
+        for raw in chunk:
+            try:
+                good.append((raw, self._decode(raw)))
+            except PayloadError as error:
+                self._failed(raw, error)
+        return good
+
+    def _call_with(self, pairs: Chunk) -> None:
+        if not pairs:
+            return
+        try:
+            self._call(pairs)
+        except Stopped:
+            self._leave([raw for raw, _ in pairs])
+        except Exception as error:
+            if len(pairs) == 1 or not self._isolates:
+                for raw, _ in pairs:
+                    self._failed(raw, error)
+                return
+            middle = len(pairs) // 2
+            self._call_with(pairs[:middle])
+            self._call_with(pairs[middle:])
+        else:
+            self._figures.handled += len(pairs)

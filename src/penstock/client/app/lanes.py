@@ -1,0 +1,193 @@
+"""Handlers called in several lanes at once: threads, or tasks for async handlers. A key has one lane.
+
+What is in the lanes is bounded; whoever feeds them stops while they are full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from itertools import count
+from queue import SimpleQueue
+from typing import Any, Final
+
+from penstock.client.app.figures import Figures
+from penstock.client.app.guarding import Stopped
+from penstock.client.app.handling import Call
+from penstock.client.app.inline import Failed
+
+__all__ = ["AsyncLanes", "ThreadLanes"]
+
+_CLOSE_S: Final = 30.0
+
+
+class _Lanes:
+    """What is in hand, by number, and who waits for it."""
+
+    def __init__(self, failed: Failed, figures: Figures, lanes: int, in_flight_max: int) -> None:
+        self._failed = failed
+        self._lanes = lanes
+        self._figures = figures
+        self._in_flight_max = in_flight_max
+        self._numbers = count()
+        self._open: dict[int, Any] = {}
+        self._begun: set[int] = set()
+        #: Not tried, because the application ends.
+        self._left: set[int] = set()
+        self._error: Exception | None = None
+        self._changed = threading.Condition()
+        self._turn = 0
+
+    def run(self, batch: Sequence[Any]) -> None:
+        for raw in batch:
+            number = next(self._numbers)
+            with self._changed:
+                self._open[number] = raw
+            self._put(self._lane_of(raw), number)
+
+    def _lane_of(self, raw: Any) -> int:
+        key = raw.key()
+        if key is None:
+            self._turn += 1
+            return self._turn % self._lanes
+        return hash((raw.topic(), raw.partition(), key)) % self._lanes
+
+    def _put(self, lane: int, number: int) -> None:
+        raise NotImplementedError
+
+    def _begin(self, number: int) -> Any | None:
+        """None for what was taken back meanwhile."""
+        with self._changed:
+            raw = self._open.get(number)
+            if raw is not None:
+                self._begun.add(number)
+            return raw
+
+    def _end(self, number: int, *, well: bool) -> None:
+        with self._changed:
+            self._open.pop(number, None)
+            self._begun.discard(number)
+            if well:
+                self._figures.handled += 1
+            self._changed.notify_all()
+
+    def _fail(self, number: int, raw: Any, error: Exception) -> None:
+        try:
+            self._failed(raw, error)
+        except Exception as flaw:
+            self._leave(number, flaw)
+        else:
+            self._end(number, well=False)
+
+    def _leave(self, number: int, error: Exception | None = None) -> None:
+        with self._changed:
+            self._left.add(number)
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def pending(self) -> list[Any]:
+        """Raises what made it impossible to go on."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            return list(self._open.values())
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._open) >= self._in_flight_max
+
+    def interrupt(self, timeout_s: float) -> tuple[list[Any], list[Any]]:
+        with self._changed:
+            waiting = [number for number in self._open if number not in self._begun]
+            rest = [self._open.pop(number) for number in waiting]
+            self._changed.wait_for(lambda: not self._open, timeout_s)
+            return rest, list(self._open.values())
+
+    def drain(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._open.keys() <= self._left)
+        self.pending()
+
+
+class ThreadLanes(_Lanes):
+    def __init__(
+        self, call: Call, failed: Failed, figures: Figures, *, lanes: int, in_flight_max: int
+    ) -> None:
+        super().__init__(failed, figures, lanes, in_flight_max)
+        self._call = call
+        self._queues: list[SimpleQueue[int | None]] = [SimpleQueue() for _ in range(lanes)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(queue,), name=f"penstock-lane-{index}", daemon=True)
+            for index, queue in enumerate(self._queues)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _put(self, lane: int, number: int) -> None:
+        self._queues[lane].put(number)
+
+    def _work(self, queue: SimpleQueue[int | None]) -> None:
+        while (number := queue.get()) is not None:
+            raw = self._begin(number)
+            if raw is None:
+                continue
+            try:
+                self._call(raw)
+            except Stopped:
+                self._leave(number)
+            except Exception as error:
+                self._fail(number, raw, error)
+            else:
+                self._end(number, well=True)
+
+    def close(self) -> None:
+        for queue in self._queues:
+            queue.put(None)
+        for thread in self._threads:
+            thread.join(_CLOSE_S)
+
+
+class AsyncLanes(_Lanes):
+    """Tasks on an event loop of their own, in a thread of their own."""
+
+    def __init__(
+        self, call: Call, failed: Failed, figures: Figures, *, lanes: int, in_flight_max: int
+    ) -> None:
+        super().__init__(failed, figures, lanes, in_flight_max)
+        self._call = call
+        self._loop = asyncio.new_event_loop()
+        self._queues: list[asyncio.Queue[int | None]] = [asyncio.Queue() for _ in range(lanes)]
+        self._thread = threading.Thread(target=self._serve, name="penstock-loop", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._all())
+        self._loop.close()
+
+    async def _all(self) -> None:
+        await asyncio.gather(*(self._work(queue) for queue in self._queues))
+
+    def _put(self, lane: int, number: int) -> None:
+        self._loop.call_soon_threadsafe(self._queues[lane].put_nowait, number)
+
+    async def _work(self, queue: asyncio.Queue[int | None]) -> None:
+        while (number := await queue.get()) is not None:
+            raw = self._begin(number)
+            if raw is None:
+                continue
+            try:
+                await self._call(raw)
+            except Stopped:
+                self._leave(number)
+            except Exception as error:
+                # The letter is on its way to a broker, which other tasks need not wait for.
+                await self._loop.run_in_executor(None, self._fail, number, raw, error)
+            else:
+                self._end(number, well=True)
+
+    def close(self) -> None:
+        for queue in self._queues:
+            self._loop.call_soon_threadsafe(queue.put_nowait, None)
+        self._thread.join(_CLOSE_S)

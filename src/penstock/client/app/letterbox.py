@@ -1,0 +1,76 @@
+"""Letters on their way: published, and waited for before the position of what failed is committed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final
+
+from penstock.client.app.failing import Failing, Letter
+from penstock.client.app.figures import Figures
+from penstock.client.app.publishing import NotPublished, Published
+from penstock.protocol.letters import WITHOUT_RECORD
+
+__all__ = ["Letterbox"]
+
+_LOG: Final = logging.getLogger("penstock.client")
+_WAIT_S: Final = 300.0
+
+#: Publishes a letter.
+Post = Callable[[Letter], "Future[Published]"]
+
+
+class Letterbox:
+    """Takes failures from any thread. `waits` where each is to be there before the next message is handled."""
+
+    def __init__(self, failing: Failing, post: Post, figures: Figures, *, waits: bool) -> None:
+        self._failing = failing
+        self._post = post
+        self._figures = figures
+        self._waits = waits
+        self._lock = threading.Lock()
+        self._on_their_way: list[tuple[Letter, Future[Published]]] = []
+
+    def failed(self, raw: Any, error: Exception) -> Letter:
+        letter = self._failing.letter(raw, error)
+        words = "is a dead letter" if letter.is_dead else f"goes to {letter.topic}"
+        place = f"{raw.topic()}[{raw.partition()}]@{raw.offset()}"
+        _LOG.warning("%s %s: %s: %s", place, words, type(error).__name__, error)
+        self._count(letter)
+        self.send(letter)
+        return letter
+
+    def _count(self, letter: Letter) -> None:
+        with self._lock:
+            if letter.is_dead:
+                self._figures.dead += 1
+            else:
+                self._figures.retried += 1
+
+    def send(self, letter: Letter) -> None:
+        """Raises NotPublished where it waits."""
+        future = self._post(letter)
+        if self._waits:
+            self._await(letter, future)
+            return
+        with self._lock:
+            self._on_their_way.append((letter, future))
+
+    def settle(self) -> None:
+        """All are there. Raises NotPublished."""
+        with self._lock:
+            waiting, self._on_their_way = self._on_their_way, []
+        for letter, future in waiting:
+            self._await(letter, future)
+
+    def _await(self, letter: Letter, future: Future[Published]) -> None:
+        try:
+            future.result(_WAIT_S)
+        except NotPublished as error:
+            if not (error.too_large and letter.is_dead):
+                raise
+            # The headers still tell where it is, which is better than to stop for ever.
+            bare = [*letter.headers, (WITHOUT_RECORD, str(error).encode())]
+            self._post(letter._replace(value=None, headers=bare)).result(_WAIT_S)

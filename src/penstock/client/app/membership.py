@@ -1,0 +1,322 @@
+"""A member of a group: its partitions, where each is read from, what is committed, and staying in while work is slow.
+
+One thread takes messages; a second one only polls while the first is busy for long, so that a slow handler does not
+cost the member its partitions. Callbacks of rebalances run in whichever of the two polls.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from penstock.client.app.settings import ApplicationError, Settings
+from penstock.client.errors import ClientError
+
+__all__ = ["CommitLost", "CommitRefused", "Membership", "Place", "Work"]
+
+Place = tuple[str, int]
+
+_LOG: Final = logging.getLogger("penstock.client")
+_WATERMARKS_S: Final = 10.0
+_COMMITTED_S: Final = 15.0
+#: A busy member polls so often at least, as a part of max.poll.interval.ms.
+_KEEP_PART: Final = 4
+_POLL_INTERVAL_MS: Final = 300_000
+
+
+class CommitRefused(ClientError):
+    """The group knows nothing of this member any more: nothing was committed."""
+
+
+class CommitLost(ClientError):
+    """Nobody knows whether the position was committed."""
+
+
+class Work(Protocol):
+    """What a membership asks of whoever does the work."""
+
+    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        """Positions to read from that are known elsewhere; those of other places are the group's."""
+
+    def begun(self, positions: Mapping[Place, int]) -> None:
+        """Reading begins there."""
+
+    def revoked(self, places: Sequence[Place]) -> None:
+        """They go to somebody else after this: finish what is in hand and commit."""
+
+    def lost(self, places: Sequence[Place]) -> None:
+        """They belong to somebody else already."""
+
+
+class Membership:
+    def __init__(self, settings: Settings, topics: Sequence[str], *, start: str, work: Work) -> None:
+        self._settings = settings
+        self._topics = list(topics)
+        self._start = start
+        self._work = work
+        interval_ms = int(settings.get("max.poll.interval.ms", _POLL_INTERVAL_MS))
+        self._keep_every_s = interval_ms / 1000 / _KEEP_PART
+        #: Messages that were taken while the others were being handled.
+        self._stash: list[Any] = []
+        self._lock = threading.RLock()
+        self._paused: set[Place] = set()
+        self._committed: dict[Place, int] = {}
+        self.places: set[Place] = set()
+        self._busy_since: float | None = None
+        self._closing = threading.Event()
+        self._consumer = self._join()
+        self._keeper = threading.Thread(target=self._keep, name="penstock-keeper", daemon=True)
+        self._keeper.start()
+
+    # -- messages ------------------------------------------------------------------------------------
+
+    def take(self, count_max: int, timeout_s: float) -> list[Any]:
+        """Raises ClientError for what cannot get better by itself."""
+        self._busy_since = None
+        with self._lock:
+            if self._stash:
+                stash, self._stash = self._stash, []
+                return stash
+            taken = self._consumer.consume(count_max, timeout_s)
+        self._busy_since = time.monotonic()
+        if any(message.error() is not None for message in taken):
+            return self._without_errors(taken)
+        return list(taken)
+
+    def _without_errors(self, taken: list[Any]) -> list[Any]:
+        from confluent_kafka import KafkaError
+
+        good = []
+        for message in taken:
+            error = message.error()
+            if error is None:
+                good.append(message)
+            elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                raise ApplicationError(
+                    f"{message.topic()}[{message.partition()}]: the position of the group is not in the log "
+                    "any more; `penstock group reset` moves it"
+                )
+            elif error.fatal():
+                raise ClientError(error.str())
+            else:
+                _LOG.warning("%s", error.str())
+        return good
+
+    def put_back(self, messages: Iterable[Any]) -> None:
+        """To be taken first, next time."""
+        with self._lock:
+            self._stash = [*messages, *self._stash]
+
+    def rewind(self, positions: Mapping[Place, int]) -> None:
+        """Read again from there. What was taken and not handled is forgotten."""
+        from confluent_kafka import KafkaException
+
+        with self._lock:
+            self._stash = [m for m in self._stash if (m.topic(), m.partition()) not in positions]
+            for (topic, partition), offset in positions.items():
+                if (topic, partition) not in self.places:
+                    continue
+                try:
+                    self._consumer.seek(_at(topic, partition, offset))
+                except KafkaException as error:
+                    _LOG.warning("%s[%d]: %s", topic, partition, error.args[0].str())
+
+    def pause(self, places: Iterable[Place]) -> None:
+        with self._lock:
+            new = {place for place in places if place in self.places} - self._paused
+            if new:
+                self._consumer.pause([_at(*place) for place in sorted(new)])
+                self._paused |= new
+
+    def resume(self, places: Iterable[Place]) -> None:
+        with self._lock:
+            back = self._paused.intersection(places)
+            if back:
+                self._consumer.resume([_at(*place) for place in sorted(back)])
+                self._paused -= back
+
+    # -- positions -----------------------------------------------------------------------------------
+
+    def positions(self, pending: Iterable[Any] = ()) -> dict[Place, int]:
+        """The next offset of every partition from which something was taken, up to the first that is pending."""
+        with self._lock:
+            asked = [_at(*place) for place in sorted(self.places)]
+            told = self._consumer.position(asked) if asked else []
+            found = {(each.topic, each.partition): each.offset for each in told if each.offset >= 0}
+            for message in [*self._stash, *pending]:
+                place = message.topic(), message.partition()
+                if place in found:
+                    found[place] = min(found[place], message.offset())
+        return found
+
+    def commit(self, positions: Mapping[Place, int], *, wait: bool) -> None:
+        """Only what has moved. Raises CommitRefused, CommitLost where it waits."""
+        from confluent_kafka import KafkaException
+
+        moved = {place: at for place, at in positions.items() if self._committed.get(place) != at}
+        if not moved:
+            return
+        offsets = [_at(*place, offset) for place, offset in sorted(moved.items())]
+        try:
+            answers = self._consumer.commit(offsets=offsets, asynchronous=not wait)
+        except KafkaException as error:
+            raise _commit_error(error.args[0]) from None
+        for answer in answers or () if wait else ():
+            if answer.error is not None:
+                raise _commit_error(answer.error)
+        self._committed.update(moved)
+
+    def metadata(self) -> Any:
+        """Of the group, for transactions."""
+        return self._consumer.consumer_group_metadata()
+
+    # -- joining and leaving -------------------------------------------------------------------------
+
+    def _join(self) -> Any:
+        from confluent_kafka import Consumer, KafkaException
+
+        try:
+            consumer = Consumer({**self._settings, "on_commit": self._on_commit})
+            consumer.subscribe(
+                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+        except KafkaException as error:
+            raise ApplicationError(error.args[0].str()) from None
+        return consumer
+
+    def rejoin(self) -> None:
+        """As another member: what the old one has still under way is refused when it arrives."""
+        with self._lock:
+            self._forget(self.places)
+            self._consumer.close()
+            self._consumer = self._join()
+
+    def close(self) -> None:
+        """Leaves the group; partitions are revoked on the way."""
+        self._closing.set()
+        with self._lock:
+            self._consumer.close()
+        self._keeper.join()
+
+    # -- rebalances ----------------------------------------------------------------------------------
+
+    def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
+        places = [(each.topic, each.partition) for each in partitions]
+        positions = {**self._starts(consumer, partitions), **self._work.assigned(places)}
+        chosen = [_at(*place, positions[place]) for place in places]
+        if self._settings.get("partition.assignment.strategy") == "cooperative-sticky" or (
+            self._settings.get("group.protocol") == "consumer"
+        ):
+            consumer.incremental_assign(chosen)
+        else:
+            consumer.assign(chosen)
+        self.places.update(places)
+        self._work.begun({place: positions[place] for place in places})
+
+    def _starts(self, consumer: Any, partitions: list[Any]) -> dict[Place, int]:
+        """Committed positions; for partitions that the group has never read, the chosen end, which is kept at once.
+
+        From then on a position that is gone is an error: to guess another one would lose or repeat messages.
+        """
+        if not partitions:
+            return {}
+        told = consumer.committed(partitions, timeout=_COMMITTED_S)
+        known = {(each.topic, each.partition): each.offset for each in told if each.offset >= 0}
+        self._committed.update(known)
+        new = {}
+        for each in told:
+            if each.error is not None:
+                raise ClientError(f"{each.topic}[{each.partition}]: {each.error.str()}")
+            if each.offset < 0:
+                low, high = consumer.get_watermark_offsets(each, timeout=_WATERMARKS_S)
+                new[each.topic, each.partition] = low if self._starts_first(each.topic) else high
+        if new:
+            consumer.commit(offsets=[_at(*place, at) for place, at in new.items()], asynchronous=False)
+            self._committed.update(new)
+        return {**known, **new}
+
+    def _starts_first(self, topic: str) -> bool:
+        """Retries are never older than the group, whatever it wants of the topic itself."""
+        from penstock.client.letters import is_letter_topic
+
+        return self._start == "earliest" or is_letter_topic(topic)
+
+    def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
+        places = [(each.topic, each.partition) for each in partitions]
+        try:
+            self._work.revoked(places)
+        finally:
+            self._forget(places)
+
+    def _on_lost(self, consumer: Any, partitions: list[Any]) -> None:
+        places = [(each.topic, each.partition) for each in partitions]
+        _LOG.warning("lost %s", ", ".join(f"{topic}[{number}]" for topic, number in sorted(places)))
+        try:
+            self._work.lost(places)
+        finally:
+            self._forget(places)
+
+    def _forget(self, places: Iterable[Place]) -> None:
+        gone = set(places)
+        self._stash = [m for m in self._stash if (m.topic(), m.partition()) not in gone]
+        for place in gone:
+            self._committed.pop(place, None)
+        self._paused -= gone
+        self.places -= gone
+
+    def _on_commit(self, error: Any, partitions: list[Any]) -> None:
+        """Of commits that nobody waits for: what was not kept is committed again with the next."""
+        if error is None and all(each.error is None for each in partitions):
+            return
+        for each in partitions:
+            self._committed.pop((each.topic, each.partition), None)
+        _LOG.warning("positions were not committed: %s", error.str() if error else partitions[0].error.str())
+
+    # -- staying in ----------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        while not self._closing.wait(self._keep_every_s / 2):
+            since = self._busy_since
+            if since is not None and time.monotonic() - since > self._keep_every_s:
+                self._poll_aside()
+
+    def _poll_aside(self) -> None:
+        """Tell the group that we live. Nothing more is fetched meanwhile; what comes nevertheless is kept."""
+        if not self._lock.acquire(timeout=0.1):
+            return
+        try:
+            held = self.places - self._paused
+            self.pause(held)
+            message = self._consumer.poll(0)
+            if message is not None and message.error() is None:
+                self._stash.append(message)
+            self.resume(held)
+        finally:
+            self._lock.release()
+
+
+def _at(topic: str, partition: int, offset: int | None = None) -> Any:
+    from confluent_kafka import TopicPartition
+
+    return TopicPartition(topic, partition) if offset is None else TopicPartition(topic, partition, offset)
+
+
+def _commit_error(error: Any) -> ClientError:
+    from confluent_kafka import KafkaError
+
+    definite = {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError._NO_OFFSET,
+    }
+    kind = CommitRefused if error.code() in definite else CommitLost
+    return kind(f"the position was not committed: {error.str()}")

@@ -1,0 +1,263 @@
+"""An application: what it publishes, and what it subscribes to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final, Self, TypeVar
+
+from penstock.client.app.consumption import Consumption
+from penstock.client.app.delivery import Delivery
+from penstock.client.app.exactly import Draft, drafts
+from penstock.client.app.figures import Figures
+from penstock.client.app.publishing import Headers, Published, header_list
+from penstock.client.app.resources import Resources
+from penstock.client.app.settings import ApplicationError, checked
+from penstock.client.app.subscription import Subscription, subscription
+from penstock.client.payloads import encode
+from penstock.client.topics import BROKER_DEFAULT, NewTopic, create_topics
+
+__all__ = ["Penstock"]
+
+_LOG: Final = logging.getLogger("penstock.client")
+_PUBLISH_S: Final = 300.0
+_LOOK_S: Final = 0.2
+_CLOSE_S: Final = 30.0
+_IN_TRANSACTION: Final = Published("", -1, -1)
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+class Penstock:
+    """Publishes and subscribes on one cluster, of Penstock or Apache Kafka.
+
+    `settings` are librdkafka's, for security, batching, compression and limits; what a contract depends on is not
+    among them. Threads may share it.
+    """
+
+    def __init__(
+        self, bootstrap: str, *, name: str = "penstock", settings: Mapping[str, Any] | None = None
+    ) -> None:
+        self._resources = Resources(bootstrap, name, checked(settings))
+        self._subscriptions: list[Subscription] = []
+        self._running: list[Consumption] = []
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+
+    # -- publishing ----------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: str | bytes | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: datetime | None = None,
+        delivery: str = Delivery.AT_LEAST_ONCE,
+    ) -> Published:
+        """Returns when the brokers have it, with its place. None as a value is a tombstone.
+
+        In a handler that is exactly-once it becomes part of the transaction, and its offset is not known yet (-1).
+        Raises PayloadError, NotPublished.
+        """
+        draft = _draft(topic, value, key, headers, partition, timestamp)
+        held = drafts.get()
+        if held is not None:
+            held.append(draft)
+            return _IN_TRANSACTION._replace(topic=topic)
+        return self._send(draft, delivery).result(_PUBLISH_S)
+
+    def publish_soon(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: str | bytes | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: datetime | None = None,
+        delivery: str = Delivery.AT_LEAST_ONCE,
+    ) -> Future[Published]:
+        """Returns at once: many together make large batches. The future has the place, or raises NotPublished."""
+        draft = _draft(topic, value, key, headers, partition, timestamp)
+        held = drafts.get()
+        if held is None:
+            return self._send(draft, delivery)
+        held.append(draft)
+        done: Future[Published] = Future()
+        done.set_result(_IN_TRANSACTION._replace(topic=topic))
+        return done
+
+    async def apublish(self, topic: str, value: object, **more: Any) -> Published:
+        """`publish` for coroutines."""
+        return await asyncio.wrap_future(self.publish_soon(topic, value, **more))
+
+    def _send(self, draft: Draft, delivery: str) -> Future[Published]:
+        try:
+            may_retry = Delivery(delivery) is not Delivery.AT_MOST_ONCE
+        except ValueError:
+            raise ApplicationError(f"delivery={delivery!r} is none of {', '.join(Delivery)}") from None
+        return self._resources.publisher(may_retry=may_retry).send(
+            draft.topic,
+            draft.value,
+            key=draft.key,
+            headers=draft.headers,
+            partition=draft.partition,
+            timestamp_ms=draft.timestamp_ms,
+        )
+
+    def flush(self, timeout_s: float = _CLOSE_S) -> int:
+        """Waits for what was published soon; how much is still on its way."""
+        return self._resources.publisher().flush(timeout_s)
+
+    # -- subscribing ---------------------------------------------------------------------------------
+
+    def subscribe(self, *topics: str, group: str, **how: Any) -> Callable[[Handler], Handler]:
+        """A decorator for handlers; `subscription()` lists what may be given. Raises ApplicationError."""
+
+        def register(handler: Handler) -> Handler:
+            self._subscriptions.append(subscription(handler, topics, group=group, **how))
+            return handler
+
+        return register
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        return tuple(self._subscriptions)
+
+    def figures(self) -> dict[str, Figures]:
+        """By the handler's name: what each has done so far."""
+        return {each.name: self._resources.figures_of(each) for each in self._subscriptions}
+
+    def run(self) -> None:
+        """Until SIGTERM, SIGINT or `stop`: then what is in hand is finished and committed.
+
+        Raises what ended a subscription, where one has ended by itself.
+        """
+        with _signals(self.stop):
+            self.start()
+            try:
+                self._wait()
+            finally:
+                self._finish()
+
+    def _wait(self) -> None:
+        while not self._stop.wait(_LOOK_S) and all(each.is_alive for each in self._running):
+            pass
+
+    async def arun(self) -> None:
+        """`run` for coroutines; it ends when it is cancelled."""
+        loop = asyncio.get_running_loop()
+        self.start()
+        try:
+            await loop.run_in_executor(None, self._wait)
+        finally:
+            self.stop()
+            await loop.run_in_executor(None, self._finish)
+
+    def start(self) -> None:
+        """Begin, in threads of their own; `close` ends them."""
+        if not self._subscriptions:
+            raise ApplicationError("nothing is subscribed to")
+        with self._lock:
+            if self._running:
+                raise ApplicationError("the application runs already")
+            self._stop.clear()
+            self._running = [Consumption(each, self._resources) for each in self._subscriptions]
+            for each in self._running:
+                each.start()
+
+    def stop(self) -> None:
+        """From any thread, or a signal: begin nothing more."""
+        self._stop.set()
+
+    def _finish(self) -> None:
+        self._stop.set()
+        with self._lock:
+            running, self._running = self._running, []
+        for each in running:
+            each.stop()
+        for each in running:
+            each.join()
+        errors = [each.error for each in running if each.error is not None]
+        if errors:
+            raise errors[0]
+
+    # -- topics and the end --------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = BROKER_DEFAULT,
+        replicas: int = BROKER_DEFAULT,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Returns when it can be used. Raises Refused where it is there, or cannot be."""
+        cluster = self._resources.cluster()
+        try:
+            create_topics(
+                cluster,
+                [
+                    NewTopic(
+                        name=name, partitions=partitions, replicas=replicas, settings=dict(settings or {})
+                    )
+                ],
+            )
+        finally:
+            cluster.close()
+
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
+        """Ends subscriptions that `start` began, and waits for what was published."""
+        try:
+            self._finish()
+        finally:
+            left = self._resources.close(timeout_s)
+            if left:
+                _LOG.warning("%d messages were not published", left)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _draft(
+    topic: str,
+    value: object,
+    key: str | bytes | None,
+    headers: Headers | None,
+    partition: int | None,
+    timestamp: datetime | None,
+) -> Draft:
+    return Draft(
+        topic,
+        None if value is None else encode(value),
+        key.encode() if isinstance(key, str) else key,
+        header_list(headers),
+        partition,
+        None if timestamp is None else round(timestamp.timestamp() * 1000),
+    )
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """In the main thread, for as long as it runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

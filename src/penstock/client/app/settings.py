@@ -1,0 +1,105 @@
+"""Settings of the client library: what a user gives, and what a contract needs whatever the user gives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock.client.errors import ClientError
+
+__all__ = ["ApplicationError", "Settings", "consumer_settings", "producer_settings"]
+
+Settings = dict[str, Any]
+
+#: Decided by the contract; a user who sets one of them would break it without being told.
+_OURS: Final = {
+    "bootstrap.servers": "the first argument of Penstock",
+    "enable.auto.commit": "delivery=",
+    "enable.auto.offset.store": "delivery=",
+    "auto.offset.reset": "start=",
+    "group.id": "group=",
+    "isolation.level": "delivery=",
+    "transactional.id": "delivery='exactly-once'",
+    "partitioner": "the partitioner that Java clients have, so that all writers agree",
+}
+#: Known to one kind of client only; the other would say that it does not know them.
+_PRODUCER_ONLY: Final = (
+    "acks",
+    "batch.",
+    "compression.",
+    "delivery.timeout.ms",
+    "enable.idempotence",
+    "linger.ms",
+    "message.send.max.retries",
+    "message.timeout.ms",
+    "queue.buffering.",
+    "request.required.acks",
+    "request.timeout.ms",
+    "retries",
+    "sticky.partitioning.linger.ms",
+    "transaction.timeout.ms",
+)
+_CONSUMER_ONLY: Final = (
+    "check.crcs",
+    "fetch.",
+    "group.",
+    "heartbeat.interval.ms",
+    "max.partition.fetch.bytes",
+    "max.poll.interval.ms",
+    "partition.assignment.strategy",
+    "queued.",
+    "session.timeout.ms",
+)
+#: What Java clients and kafka-python do; keyless messages are spread.
+_PARTITIONER: Final = "murmur2_random"
+_LOGGER: Final = logging.getLogger("penstock.client.librdkafka")
+
+
+class ApplicationError(ClientError):
+    """A declaration that cannot work: a sentence for whoever wrote it."""
+
+
+def checked(given: Mapping[str, Any] | None) -> Settings:
+    """Raises ApplicationError for what is not the user's to set."""
+    settings = dict(given or {})
+    for name in settings:
+        if name in _OURS:
+            raise ApplicationError(f"{name} is not set here: it follows from {_OURS[name]}")
+    return settings
+
+
+def common(bootstrap: str, name: str) -> Settings:
+    return {"bootstrap.servers": bootstrap, "client.id": name, "logger": _LOGGER}
+
+
+def producer_settings(bootstrap: str, name: str, given: Settings, *, may_retry: bool) -> Settings:
+    """Without `may_retry` nothing is ever sent twice, and what the broker did not answer for may be lost."""
+    chosen = {key: value for key, value in given.items() if not key.startswith(_CONSUMER_ONLY)}
+    mode: Settings
+    if may_retry:
+        mode = {"enable.idempotence": True}
+    else:
+        mode = {"enable.idempotence": False, "message.send.max.retries": 0}
+        chosen = {key: value for key, value in chosen.items() if key not in ("retries", *mode)}
+    return {**common(bootstrap, name), "partitioner": _PARTITIONER, **mode, **chosen}
+
+
+def consumer_settings(bootstrap: str, name: str, given: Settings, *, group: str) -> Settings:
+    """Positions are committed by us alone, and a position that is not there is an error, never a guess."""
+    chosen = {key: value for key, value in given.items() if not key.startswith(_PRODUCER_ONLY)}
+    strategy = (
+        {}
+        if chosen.get("group.protocol") == "consumer"
+        else {"partition.assignment.strategy": "cooperative-sticky"}
+    )
+    return {
+        **common(bootstrap, name),
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+        **strategy,
+        **chosen,
+    }

@@ -1,0 +1,246 @@
+"""What a subscription is: a handler, its topics and group, and the contract that it is promised. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.client.app.delivery import Delivery
+from penstock.client.app.settings import ApplicationError
+from penstock.client.backoff import Backoff
+from penstock.client.breaker import Breaker
+from penstock.client.durations import Duration, seconds
+from penstock.client.letters import is_letter_topic
+from penstock.client.payloads import HandlerShape, codec_for, wants
+
+__all__ = ["STARTS", "Subscription", "subscription"]
+
+STARTS: Final = ("earliest", "latest")
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_CONCURRENCY_MAX: Final = 1_000
+#: Bounds what a crash repeats, or a commit of unknown fate drops.
+TAKEN_MAX: Final = 500
+_DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    topics: tuple[str, ...]
+    group: str
+    delivery: Delivery
+    handler: Callable[..., Any]
+    shape: HandlerShape
+    name: str
+    retry: Backoff | None
+    dead_letters: bool
+    concurrency: int
+    batch: int | None
+    breaker: Breaker | None
+    keep_order: bool
+    start: str
+    commit_every_s: float
+    taken_max: int
+    in_flight_max: int
+    #: Of effectively-once: a URL, or a store; how long ids are known.
+    store: Any
+    remember_s: float
+    #: Of exactly-once: None for transactions of the cluster; else a URL, or a ledger.
+    ledger: Any
+    #: A topic for what the handler returns.
+    to: str | None
+
+    @property
+    def levels(self) -> int:
+        """Of retry topics."""
+        return self.retry.attempts - 1 if self.retry is not None else 0
+
+
+def subscription(
+    handler: Callable[..., Any],
+    topics: tuple[str, ...],
+    *,
+    group: str,
+    delivery: str = Delivery.AT_LEAST_ONCE,
+    retry: Backoff | None = None,
+    dead_letters: bool = True,
+    concurrency: int = 1,
+    batch: int | None = None,
+    breaker: Breaker | None = None,
+    keep_order: bool = False,
+    start: str = "earliest",
+    commit_every: Duration = "100ms",
+    taken_max: int = TAKEN_MAX,
+    in_flight_max: int | None = None,
+    store: Any = None,
+    remember: Duration | None = None,
+    ledger: Any = None,
+    to: str | None = None,
+) -> Subscription:
+    """Checked. Raises ApplicationError."""
+    name = getattr(handler, "__qualname__", type(handler).__qualname__)
+    made = Subscription(
+        topics=_topics(topics),
+        group=_group(group),
+        delivery=_delivery(delivery),
+        handler=handler,
+        shape=_shape(handler, batch),
+        name=name,
+        retry=retry,
+        dead_letters=dead_letters,
+        concurrency=_whole("concurrency", concurrency, _CONCURRENCY_MAX),
+        batch=None if batch is None else _whole("batch", batch, 100_000),
+        breaker=breaker,
+        keep_order=keep_order,
+        start=start,
+        commit_every_s=_seconds("commit_every", commit_every),
+        taken_max=_whole("taken_max", max(taken_max, batch or 1), 1_000_000),
+        in_flight_max=_whole("in_flight_max", in_flight_max or 2 * max(taken_max, concurrency), 1_000_000),
+        store=store,
+        remember_s=_remember_s(remember, retry),
+        ledger=ledger,
+        to=to,
+    )
+    for check in _CHECKS:
+        flaw = check(made)
+        if flaw is not None:
+            raise ApplicationError(f"{name}: {flaw}")
+    return made
+
+
+# What is wrong with one value
+
+
+def _topics(topics: tuple[str, ...]) -> tuple[str, ...]:
+    if not topics:
+        raise ApplicationError("a subscription names at least one topic")
+    for topic in topics:
+        if not isinstance(topic, str) or not _TOPIC.fullmatch(topic):
+            raise ApplicationError(f"{topic!r} cannot be the name of a topic")
+        if is_letter_topic(topic) and len(topics) > 1:
+            raise ApplicationError(f"{topic} holds retries or dead letters, which are subscribed to alone")
+    return topics
+
+
+def _group(group: str) -> str:
+    if not isinstance(group, str) or not group.strip():
+        raise ApplicationError("a subscription names its group")
+    return group
+
+
+def _delivery(name: str) -> Delivery:
+    try:
+        return Delivery(name)
+    except ValueError:
+        known = ", ".join(Delivery)
+        raise ApplicationError(f"delivery={name!r} is none of {known}") from None
+
+
+def _shape(handler: Callable[..., Any], batch: int | None) -> HandlerShape:
+    try:
+        shape = wants(handler, batch=batch is not None)
+        if shape.payload is not None:
+            codec_for(shape.payload)
+    except TypeError as flaw:
+        raise ApplicationError(str(flaw)) from flaw
+    return shape
+
+
+def _whole(name: str, value: int, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ApplicationError(f"{name}={value!r} is a whole number from 1 to {most}")
+    return value
+
+
+def _seconds(name: str, value: Duration) -> float:
+    try:
+        return seconds(value)
+    except ValueError as flaw:
+        raise ApplicationError(f"{name}: {flaw}") from None
+
+
+def _remember_s(remember: Duration | None, retry: Backoff | None) -> float:
+    """Twice the longest retry window, and a day at least: whoever replays a topic does so later than that."""
+    if remember is not None:
+        return _seconds("remember", remember)
+    return max(2 * retry.longest_s(), _DAY_S) if retry is not None else _DAY_S
+
+
+# What does not go together
+
+
+def _start(made: Subscription) -> str | None:
+    return None if made.start in STARTS else f"start={made.start!r} is neither earliest nor latest"
+
+
+def _no_retry_at_most_once(made: Subscription) -> str | None:
+    if made.delivery is Delivery.AT_MOST_ONCE and made.retry is not None:
+        return "at-most-once tries nothing again: leave retry= out, failures become dead letters"
+    return None
+
+
+def _store_for_ids(made: Subscription) -> str | None:
+    if made.store is not None and made.delivery is not Delivery.EFFECTIVELY_ONCE:
+        return f"store= is of effectively-once, not of {made.delivery}"
+    return None
+
+
+def _ledger_for_exactly_once(made: Subscription) -> str | None:
+    if made.ledger is None:
+        return None
+    if made.delivery is not Delivery.EXACTLY_ONCE:
+        return f"ledger= is of exactly-once, not of {made.delivery}"
+    if len(made.shape.extras) != 1:
+        return "with a ledger the handler takes the database's `connection`, through which it writes"
+    if made.concurrency > 1 or made.batch is not None or made.shape.is_async:
+        return "with a ledger messages are handled one after the other, by a plain function"
+    return None
+
+
+def _connections(made: Subscription) -> str | None:
+    if not made.shape.extras or made.ledger is not None:
+        return None
+    if made.delivery is not Delivery.EFFECTIVELY_ONCE:
+        return f"{made.shape.extras[0]} is given with effectively-once, or exactly-once and a ledger"
+    if made.batch is not None or made.shape.is_async:
+        return "a handler that takes a connection is a plain function of one message"
+    return None
+
+
+def _batches(made: Subscription) -> str | None:
+    if made.batch is None:
+        return None
+    if made.concurrency > 1 or made.shape.is_async:
+        return "batches are handled one after the other, by a plain function"
+    if made.delivery is Delivery.EFFECTIVELY_ONCE or made.to is not None or made.breaker is not None:
+        return "batches go without effectively-once, to= and breaker="
+    return None
+
+
+def _order(made: Subscription) -> str | None:
+    if made.keep_order and (made.retry is None or made.concurrency > 1 or made.batch is not None):
+        return (
+            "keep_order= is about retries, for one message after the other: it needs retry= and nothing else"
+        )
+    if made.keep_order and (made.shape.is_async or made.ledger is not None):
+        return "keep_order= goes with plain functions and without a ledger"
+    return None
+
+
+def _letters(made: Subscription) -> str | None:
+    if not made.dead_letters and made.retry is not None:
+        return "retry= needs a dead-letter topic for what fails each time"
+    return None
+
+
+_CHECKS: Final = (
+    _start,
+    _no_retry_at_most_once,
+    _store_for_ids,
+    _ledger_for_exactly_once,
+    _connections,
+    _batches,
+    _order,
+    _letters,
+)
