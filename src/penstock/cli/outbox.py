@@ -1,0 +1,259 @@
+"""`penstock outbox`: relay rows of a database to topics, and see to those that no broker takes."""
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.client import reach
+from penstock.cli.failure import WRONG_USAGE, Failure
+from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes, pairs
+from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_table
+from penstock.client.outbox.databases.base import Database, Rejected
+from penstock.client.outbox.databases.opening import dialect_of, make_tables, open_database
+from penstock.client.outbox.errors import Disturbed, OutboxError
+from penstock.client.outbox.schema import schema
+
+app = typer.Typer(
+    help="Relay messages from a database to topics: the transactional outbox.", no_args_is_help=True
+)
+
+DatabaseUrl = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        "-d",
+        metavar="URL",
+        show_default=False,
+        help="sqlite:///shop.db or postgresql://user@host/database.",
+    ),
+]
+Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", show_default=False)]
+All = Annotated[bool, typer.Option("--all", help="All of them.")]
+_ALL_SHARDS = "all"
+
+
+@app.command()
+def init(
+    database: DatabaseUrl,
+    print_sql: Annotated[
+        bool, typer.Option("--print", help="Print the SQL, for a migration, and change nothing.")
+    ] = False,
+) -> None:
+    """Make the tables of an outbox where they are missing."""
+    with _explained():
+        if print_sql:
+            print(";\n".join(schema(dialect_of(database))) + ";")
+            return
+        make_tables(database)
+    note("the tables of the outbox are there")
+
+
+@app.command()
+def relay(
+    database: DatabaseUrl,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    name: Annotated[
+        str, typer.Option(help="Of this outbox: no other database of the cluster has it.")
+    ] = "outbox",
+    shards: Annotated[int, typer.Option(metavar="N", help="Into how many parts rows are divided.")] = 1,
+    shard: Annotated[
+        str, typer.Option(metavar="I|all", help="Which part to relay, from 0 on.")
+    ] = _ALL_SHARDS,
+    batch: Annotated[int, typer.Option(metavar="N", help="Rows of one transaction at most.")] = 500,
+    on_reject: Annotated[
+        str,
+        typer.Option(
+            metavar="hold|skip|stop",
+            help="Behind a row that no broker takes: its key waits, nothing waits, or the relay ends.",
+        ),
+    ] = "hold",
+    once: Annotated[bool, typer.Option("--once", help="End when nothing is left.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Go on although another database had this name.")
+    ] = False,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("--property", metavar="NAME=VALUE", help="A client setting, such as sasl.username."),
+    ] = None,
+) -> None:
+    """Relay rows to their topics until Ctrl-C or SIGTERM, each of them once and in the order of its key.
+
+    A second relay of the same rows waits, and takes over when the first is gone.
+    """
+    from penstock.client.outbox.relay import Relay
+    from penstock.client.outbox.together import run_together
+
+    _check_choice(on_reject)
+    reach(bootstrap)
+    _quieten()
+    settings = pairs(properties or [], "--property")
+    with _explained(), _stopped_by_signals() as stopping:
+        open_database(database).close()
+        relays = [
+            Relay(
+                database,
+                bootstrap,
+                name=name,
+                shards=shards,
+                shard=each,
+                batch_rows=batch,
+                on_reject=on_reject,
+                take_over=take_over,
+                settings=settings,
+                say=note,
+            )
+            for each in _chosen(shard, shards)
+        ]
+        run_together(relays, stopping, once=once)
+    relayed, rejected = (
+        sum(getattr(each.counts, what) for each in relays) for what in ("relayed", "rejected")
+    )
+    note(f"{plural(relayed, 'row')} relayed" + (f", {plural(rejected, 'row')} rejected" if rejected else ""))
+
+
+@app.command()
+def status(
+    database: DatabaseUrl,
+    shards: Annotated[
+        int | None, typer.Option(metavar="N", min=1, show_default=False, help="If it is not yet agreed on.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how many rows wait, for how long, and how many were rejected."""
+    with _opened(database) as opened:
+        agreed = opened.agreement()
+        found = opened.status(shards or (agreed.shards if agreed else 1))
+    rows: list[dict[str, Any]] = [
+        {
+            "shard": each.shard,
+            "waiting": each.waiting,
+            "oldest_s": None if each.oldest_s is None else round(max(each.oldest_s, 0.0), 1),
+            "held": each.held,
+            "rejected": each.rejected,
+            "relayed": each.is_relayed,
+        }
+        for each in found
+    ]
+    if as_json:
+        print_json({"name": agreed.name if agreed else None, "shards": rows})
+        return
+    print_facts([("name", agreed.name if agreed else None), ("shards", len(rows))])
+    print()
+    print_table([column.replace("_", " ") for column in rows[0]], (list(row.values()) for row in rows))
+
+
+@app.command()
+def rejected(database: DatabaseUrl, as_json: AsJson = False) -> None:
+    """List the rows that no broker took, and why."""
+    with _opened(database) as opened:
+        rows = [_document(each) for each in opened.rejected()]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table([column.replace("_", " ") for column in rows[0]], (list(row.values()) for row in rows))
+    else:
+        note("no rejected rows")
+
+
+@app.command()
+def retry(database: DatabaseUrl, ids: Ids = None, every: All = False) -> None:
+    """Put rejected rows back, before all that came after them."""
+    with _opened(database) as opened:
+        count = opened.retry(_asked(opened, ids, every))
+    note(f"{plural(count, 'row')} put back")
+
+
+@app.command()
+def discard(database: DatabaseUrl, ids: Ids = None, every: All = False, yes: Yes = False) -> None:
+    """Give up rejected rows: they are never published, and what waits behind them goes on."""
+    with _opened(database) as opened:
+        asked = _asked(opened, ids, every)
+        confirm(f"Give up {plural(len(asked), 'message')} for good?", yes=yes)
+        count = opened.discard(asked)
+    note(f"{plural(count, 'row')} given up")
+
+
+def _asked(database: Database, ids: list[int] | None, every: bool) -> list[int]:
+    there = [each.id for each in database.rejected()]
+    if every:
+        if not there:
+            raise Failure("no row is rejected")
+        return there
+    if not ids:
+        raise Failure("which rows? name their ids, or all of them with --all", exit_code=WRONG_USAGE)
+    if missing := sorted(set(ids) - set(there)):
+        raise Failure(f"row {missing[0]} is not rejected", hint="penstock outbox rejected shows what is")
+    return ids
+
+
+def _document(found: Rejected) -> dict[str, Any]:
+    return {
+        "id": found.id,
+        "topic": found.topic,
+        "key": None if found.key is None else found.key.decode(errors="replace"),
+        "message_id": found.message_id,
+        "age_s": round(max(found.age_s, 0.0), 1),
+        "reason": found.reason,
+    }
+
+
+def _chosen(shard: str, shards: int) -> range:
+    if shard == _ALL_SHARDS:
+        return range(shards)
+    if not shard.isdecimal():
+        raise Failure(f"--shard takes a number or all, not {shard!r}", exit_code=WRONG_USAGE)
+    return range(int(shard), int(shard) + 1)
+
+
+def _check_choice(on_reject: str) -> None:
+    from penstock.client.outbox.relay import OnReject
+
+    if on_reject not in list(OnReject):
+        raise Failure(f"--on-reject takes {', '.join(OnReject)}, not {on_reject!r}", exit_code=WRONG_USAGE)
+
+
+@contextlib.contextmanager
+def _opened(url: str) -> Iterator[Database]:
+    with _explained(), contextlib.closing(open_database(url)) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except (OutboxError, Disturbed) as error:
+        raise Failure(str(error)) from None
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """The batch in hand is finished first; a second signal does not wait."""
+    stopping = threading.Event()
+    kinds = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(kind) for kind in kinds]
+
+    def stop(number: int, _: object) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+
+    for kind in kinds:
+        signal.signal(kind, stop)
+    try:
+        yield stopping
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
+
+
+def _quieten() -> None:
+    """What the client library has to say is told in sentences."""
+    logger = logging.getLogger("penstock.client.librdkafka")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
