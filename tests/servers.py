@@ -103,6 +103,10 @@ class KeptServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
+    def is_running(self) -> bool:
+        return self._keeper is not None
+
+    @property
     def log(self) -> str:
         path = self.folder / "log"
         return path.read_text(errors="replace") if path.exists() else ""

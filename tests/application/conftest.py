@@ -19,11 +19,16 @@ def postgres_url(postgres_server: PostgresServer) -> str:
     return postgres_server.new_database()
 
 
-@pytest.fixture
-def fresh_postgres() -> Iterator[PostgresServer]:
-    """A server of one's own, to stop, kill and restart."""
+@pytest.fixture(scope="session")
+def second_postgres() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
         yield server
+
+
+@pytest.fixture
+def restartable_postgres(second_postgres: PostgresServer) -> PostgresServer:
+    """To stop, kill and restart; take a `new_database()`, for the others have seen earlier tests."""
+    return second_postgres if second_postgres.is_running else second_postgres.start()
 
 
 @pytest.fixture(scope="session")

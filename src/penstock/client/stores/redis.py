@@ -1,0 +1,144 @@
+"""Marks in Redis: fast, shared by all machines, and never one transaction with a result that is kept elsewhere.
+
+What Redis may lose, and with it the knowledge that a message was handled: the last second or more of marks when it
+crashes (`appendfsync everysec`, snapshots) or when a replica takes over, since replication does not wait; and any mark
+at any time when memory is short and `maxmemory-policy` lets it evict keys. A lost mark means that a message may be
+handled again if it comes again; no message is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.parse import quote
+
+from penstock.client.stores.base import StoreError, StoreUnavailable
+from penstock.client.stores.locating import Location
+from penstock.client.stores.naming import stored, stored_ids
+
+__all__ = ["RedisStore"]
+
+_PREFIX: Final = "penstock:seen"
+_KEYS_MAX: Final = 1000
+#: URLs may say otherwise: redis://host/0?socket_timeout=2
+_DEFAULTS: Final = {"socket_timeout": 10.0, "socket_connect_timeout": 10.0}
+#: Refusals that pass and have no class of their own: the disk fails, a script runs, replicas are missing.
+_PASSING: Final = ("MISCONF", "BUSY", "NOREPLICAS")
+_LOGGER: Final = logging.getLogger("penstock.client.stores")
+
+
+class RedisStore:
+    """Time is the server's."""
+
+    shares_transactions = False
+
+    def __init__(self, location: Location) -> None:
+        self._shown = location.shown
+        self._client = self._connect(location.address)
+        self._check_policy()
+
+    def seen(self, scope: str, ids: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        prefix = _prefix(scope)
+        for names in _in_parts(stored_ids(ids)):
+            with self._errors_told():
+                values = self._client.mget([prefix + name for name in names])
+            found.update(id for id, value in zip(names.values(), values, strict=True) if value is not None)
+        return found
+
+    def mark(self, scope: str, ids: Sequence[str], ttl_s: float) -> None:
+        prefix, ttl_ms = _prefix(scope), _milliseconds(ttl_s)
+        for names in _in_parts(stored_ids(ids)):
+            with self._errors_told(), self._client.pipeline(transaction=False) as pipeline:
+                for name in names:
+                    pipeline.set(prefix + name, b"1", px=ttl_ms)
+                _raise_first(pipeline.execute(raise_on_error=False))
+
+    def claim(self, scope: str, id: str, ttl_s: float) -> bool:
+        """The value tells whether it was our own claim whose answer got lost before it was sent again."""
+        key, ours = _prefix(scope) + stored(id), uuid.uuid4().hex.encode()
+        with self._errors_told():
+            is_first = self._client.set(key, ours, nx=True, px=_milliseconds(ttl_s))
+            return bool(is_first) or self._client.get(key) == ours
+
+    def transaction(self) -> Any:
+        raise StoreError(
+            f"{self._shown}: Redis shares no transaction with a result: use SQLite or PostgreSQL for that"
+        )
+
+    def expire(self, now: float | None = None) -> int:
+        """Redis does that by itself."""
+        return 0
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _connect(self, url: str) -> Any:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        try:
+            client = redis.Redis.from_url(url, **{"retry": Retry(NoBackoff(), 1), **_DEFAULTS})
+            with self._errors_told():
+                client.ping()
+        except (TypeError, ValueError) as error:  # an option that redis-py does not know
+            raise StoreError(f"{self._shown}: {error}") from None
+        return client
+
+    def _check_policy(self) -> None:
+        """Once for each store: marks that are evicted are duplicates that nobody counts."""
+        try:
+            with self._errors_told():
+                policy = self._client.info("memory").get("maxmemory_policy", "noeviction")
+        except StoreError:
+            return  # not everyone may look at it
+        if policy != "noeviction":
+            _LOGGER.warning(
+                "%s has maxmemory-policy %s: it may forget marks when memory is short, "
+                "and messages may be handled twice; noeviction is right for a dedupe store",
+                self._shown,
+                policy,
+            )
+
+    @contextmanager
+    def _errors_told(self) -> Iterator[None]:
+        import redis
+
+        try:
+            yield
+        except redis.AuthenticationError as error:
+            raise StoreError(f"{self._shown} does not let us in: {error}") from error
+        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+            raise StoreUnavailable(f"{self._shown} does not answer: {error}") from error
+        except redis.RedisError as error:
+            passing = (redis.ReadOnlyError, redis.OutOfMemoryError)
+            is_passing = isinstance(error, passing) or str(error).startswith(_PASSING)
+            kind = StoreUnavailable if is_passing else StoreError
+            raise kind(f"{self._shown}: {error}") from error
+
+
+def _prefix(scope: str) -> str:
+    """Of the keys of a scope, which has no colon here, so that no two scopes share a key."""
+    return f"{_PREFIX}:{quote(stored(scope), safe='')}:"
+
+
+def _raise_first(results: list[Any]) -> None:
+    """As the server said it: redis-py would put the command before it."""
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+
+
+def _in_parts(names: dict[str, str]) -> Iterator[dict[str, str]]:
+    items = list(names.items())
+    for start in range(0, len(items), _KEYS_MAX):
+        yield dict(items[start : start + _KEYS_MAX])
+
+
+def _milliseconds(ttl_s: float) -> int:
+    return max(1, math.ceil(ttl_s * 1000))
