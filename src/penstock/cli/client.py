@@ -61,7 +61,7 @@ class Cluster:
         known = self.metadata().topics
         for name in names:
             if name not in known:
-                raise _no_such_topic(name, list(known))
+                raise no_such_topic(name, list(known))
         return {name: known[name] for name in names}
 
     def places(self, names: Iterable[str]) -> list[Place]:
@@ -201,7 +201,7 @@ def _no_answer(bootstrap: str) -> Failure:
     )
 
 
-def _no_such_topic(name: str, known: list[str]) -> Failure:
+def no_such_topic(name: str, known: list[str]) -> Failure:
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1)

@@ -78,13 +78,13 @@ def as_document(record: Incoming) -> dict[str, Any]:
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp_ms,
-        "key": _to_json(record.key),
-        "value": _to_json(record.value),
-        "headers": [[name, _to_json(value)] for name, value in record.headers],
+        "key": to_json(record.key),
+        "value": to_json(record.value),
+        "headers": [[name, to_json(value)] for name, value in record.headers],
     }
 
 
-def _to_json(data: bytes | None) -> str | dict[str, str] | None:
+def to_json(data: bytes | None) -> str | dict[str, str] | None:
     if data is None:
         return None
     try:

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from penstock.client.hotkeys import HOT_SHARE, advice, shown
 from penstock.spark.pipelines.declaration import PipelineError
 from penstock.spark.pipelines.jobs import JobContext
 from penstock.spark.replay.moments import moment_ms
-
-_SHOWN_MAX: Final = 48
-_HALF: Final = 0.5
 
 
 def heaviest_keys(
@@ -104,7 +102,7 @@ class HotKeys:
 
 
 def told(topic: str, rows: list[Any]) -> str:
-    """A table for people, and what to do about a key that has most of a partition for itself."""
+    """A table for people, and what to do about a key that is too heavy."""
     if not rows:
         return f"{topic} has no records with keys"
     lines = [("PARTITION", "KEY", "RECORDS", "BYTES", "SHARE")]
@@ -123,17 +121,5 @@ def told(topic: str, rows: list[Any]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    hot = sum(row["share"] >= _HALF for row in rows)
-    if hot:
-        table.append(
-            f"keys with half of their partition or more: {hot}. penstock.client.salting spreads a key, "
-            "at the price of the order of its records"
-        )
-    return "\n".join(table)
-
-
-def shown(key: bytes) -> str:
-    """As text where it is some, cut where it is long."""
-    text = key.decode(errors="backslashreplace")
-    printable = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
-    return printable if len(printable) <= _SHOWN_MAX else printable[: _SHOWN_MAX - 3] + "..."
+    told = advice(sum(row["share"] >= HOT_SHARE for row in rows))
+    return "\n".join([*table, told] if told else table)
