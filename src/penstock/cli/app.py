@@ -9,7 +9,19 @@ import typer
 from typer.core import TyperGroup
 
 from penstock import __version__
-from penstock.cli import cluster, config, consume, demo, group, pipeline, produce, serve, topic, transaction
+from penstock.cli import (
+    cluster,
+    config,
+    consume,
+    demo,
+    dlq,
+    group,
+    pipeline,
+    produce,
+    serve,
+    topic,
+    transaction,
+)
 from penstock.cli.failure import Failure, report
 from penstock.cli.flagged import with_flags
 from penstock.cli.flags import SERVE_FLAGS, SETTING_FLAGS, Flags
@@ -26,6 +38,7 @@ VERBS = [
     "consume",
     "group",
     "transaction",
+    "dlq",
     "pipeline",
     "cluster",
     "config",
@@ -90,6 +103,7 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
 app.add_typer(transaction.app, name="transaction")
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(cluster.app, name="cluster")
 app.command("config")(with_flags(SETTING_FLAGS, config.show))

@@ -6,17 +6,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from penstock.cli.client import reach
-from penstock.cli.failure import WRONG_USAGE, Failure
-from penstock.cli.options import pairs
+from penstock.cli.failure import Failure
 from penstock.cli.output import Cell, print_facts, print_table
-from penstock.client.cluster import Cluster
-from penstock.client.errors import ClientError
-from penstock.client.settings import ConnectionSettings
+from penstock.cli.raw import open_cluster
 from penstock.spark.pipelines.board import Board
 from penstock.spark.pipelines.status import Counts, State, Status, measured, statuses
-
-PATIENCE_MS = 10_000
 
 
 class Seen(NamedTuple):
@@ -31,24 +25,10 @@ class Seen(NamedTuple):
 @contextmanager
 def open_board(bootstrap: str, properties: Sequence[str] | None) -> Iterator[Board]:
     """Whatever goes wrong with it is a Failure."""
-    settings = {
-        "client.id": "penstock-cli",
-        "default.api.timeout.ms": str(PATIENCE_MS),
-        **pairs(properties or (), "--property"),
-        "bootstrap.servers": bootstrap,
-    }
-    reach(bootstrap)
-    try:
-        parsed = ConnectionSettings.parse(settings)
-    except ClientError as error:
-        raise Failure(f"--property {error}", exit_code=WRONG_USAGE) from None
-    try:
-        with Cluster(parsed) as cluster:
-            board = Board(cluster)
-            yield board
-            board.close()
-    except ClientError as error:
-        raise Failure(str(error)) from None
+    with open_cluster(bootstrap, properties) as cluster:
+        board = Board(cluster)
+        yield board
+        board.close()
 
 
 def seen_all(board: Board) -> list[Seen]:

@@ -5,9 +5,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.client.deadletters.pacing import Pace
 from penstock.spark.offsets import OffsetRange
 from penstock.spark.replay.chunks import OFFSETS_DEFAULT, chunk, chunks, count, offsets_for
-from penstock.spark.replay.pacing import Pace
 
 SIZES = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 500)), max_size=5)
 

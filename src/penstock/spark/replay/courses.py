@@ -7,9 +7,9 @@ from typing import Any
 from uuid import UUID
 
 from penstock.client.cluster import Cluster
-from penstock.client.letters import REPLAYED_SETTINGS, replayed_topic
-from penstock.client.metadata import TopicInfo
-from penstock.client.topics import NewTopic, ensure_topic
+from penstock.client.deadletters.reading import await_rest
+from penstock.client.deadletters.topics import ensure_list
+from penstock.client.deadletters.turns import turn_query
 from penstock.spark.archive.columns import TIMESTAMP
 from penstock.spark.concluding import settle
 from penstock.spark.decisions import Ledger, MicroBatch
@@ -113,27 +113,20 @@ class LettersCourse:
         self._request = request
         self._context = context
         self._options = context.run.options()
-        self._query = f"letters-{request.source}"
+        self._query = turn_query(request.source)
         topic = cluster.await_topic(request.source)
         self._topic_id: UUID | None = topic.id
         ranges = tuple(pinned(cluster, request, self._options))
         self.plan = Plan(ranges=ranges, offsets_max=offsets_for(request.rate_per_s))
         self._told(list(ranges))
-        self._list = self._ensure_list(topic)
+        self._list = ensure_list(cluster, topic)
         self._before = turns.begin(cluster, self._query)
         self._replayed = self._read_list()
         self._partitions = self._targets(list(ranges))
 
-    def _ensure_list(self, letters: TopicInfo) -> TopicInfo:
-        name = replayed_topic(letters.name)
-        partitions = len(letters.partitions)
-        return ensure_topic(
-            self._cluster, NewTopic(name=name, partitions=partitions, settings=REPLAYED_SETTINGS)
-        )
-
     def _read_list(self) -> Any:
         """Of letters that were replayed before this run, whose own need not be looked for."""
-        ends = turns.await_rest(self._cluster, [(self._list.name, p.index) for p in self._list.partitions])
+        ends = await_rest(self._cluster, [(self._list.name, p.index) for p in self._list.partitions])
         ranges = [
             OffsetRange(topic, self._list.id, partition, 0, end) for (topic, partition), end in ends.items()
         ]

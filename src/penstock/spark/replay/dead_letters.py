@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from uuid import UUID
 
+from penstock.client.deadletters import marks
 from penstock.client.letters import replayed_topic
 from penstock.protocol import letters as headers
 from penstock.spark.replay.request import Request
@@ -21,6 +22,7 @@ _TOLD: Final = {
     "origin_offset": (headers.OFFSET, "bigint"),
     "origin_timestamp": (headers.TIMESTAMP, "bigint"),
     "error_group": (headers.GROUP, "string"),
+    "handler": (headers.HANDLER, "string"),
     "error_class": (headers.ERROR_CLASS, "string"),
     "error_message": (headers.MESSAGE, "string"),
     "reason": (headers.REASON, "string"),
@@ -65,7 +67,7 @@ def as_replayed(rows: Any, topic_id: UUID | None) -> Any:
     from pyspark.sql import functions as F
 
     place = F.split(F.col("key").cast("string"), ":")
-    known = F.get_json_object(F.col("value").cast("string"), "$.topicId")
+    known = F.get_json_object(F.col("value").cast("string"), f"$.{marks.TOPIC_ID}")
     return (
         rows.where(known.isNull() | (known == str(topic_id)) if topic_id is not None else F.lit(True))
         .select(
@@ -123,8 +125,8 @@ def _note(request: Request, topic_id: UUID | None, now_ms: int, target: Any) -> 
     from pyspark.sql import functions as F
 
     return F.struct(
-        F.lit(now_ms).alias("at"),
-        F.lit(request.id).alias("replay"),
-        target.alias("to"),
-        F.lit(str(topic_id) if topic_id is not None else None).alias("topicId"),
+        F.lit(now_ms).alias(marks.AT),
+        F.lit(request.id).alias(marks.REPLAY),
+        target.alias(marks.TO),
+        F.lit(str(topic_id) if topic_id is not None else None).alias(marks.TOPIC_ID),
     )

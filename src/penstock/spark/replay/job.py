@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from penstock.client.cluster import Cluster
+from penstock.client.deadletters.pacing import Pace
 from penstock.spark.offsets import OffsetRange
 from penstock.spark.pipelines.jobs import JobContext
 from penstock.spark.replay.chunks import total
-from penstock.spark.replay.pacing import Pace
 from penstock.spark.replay.plans import Plan
 from penstock.spark.replay.request import Kind, ReplayError, Request
 

@@ -11,18 +11,18 @@ import logging
 from typing import Final
 
 from penstock.client.cluster import Cluster
-from penstock.client.errors import Unavailable
-from penstock.client.metadata import Isolation, Place
-from penstock.client.positions import LATEST, list_offsets
-from penstock.client.retrying import Deadline
+from penstock.client.deadletters.turns import Overtaken, turn_query
+from penstock.spark.bookkeeping import DECISIONS
 from penstock.spark.concluding import conclude, settle
-from penstock.spark.decisions import Decision, Ledger, MicroBatch, SinkError, last_mark
+from penstock.spark.decisions import Decision, Ledger, MicroBatch, SinkError, driver_name, last_mark
 
 _LOG: Final = logging.getLogger("penstock.spark")
 #: More pieces than any replay has.
 _STRETCH: Final = 1 << 30
 #: Others may want the turn at the same time; one of them gets it.
 _ATTEMPTS_MAX: Final = 10
+#: Before any stretch.
+_NOBODY: Final = -1
 
 
 def begin(cluster: Cluster, query: str) -> int:
@@ -58,13 +58,30 @@ def check(cluster: Cluster, batch: MicroBatch) -> None:
         raise SinkError(f"another replay of the same dead letters has begun since; {batch} was left to it")
 
 
-def await_rest(cluster: Cluster, places: list[Place]) -> dict[Place, int]:
-    """The ends of these partitions, once nothing before them is undecided. Raises Unavailable."""
-    wanted = dict.fromkeys(places, LATEST)
-    ends = {place: at.offset if at else 0 for place, at in list_offsets(cluster, wanted).items()}
-    deadline = Deadline(cluster.settings.retry_deadline_ms)
-    for _ in cluster.attempts(deadline):
-        stable = list_offsets(cluster, wanted, isolation=Isolation.READ_COMMITTED)
-        if all((at.offset if at else 0) >= ends[place] for place, at in stable.items()):
-            return ends
-    raise Unavailable(f"transactions in {places[0][0]} did not end within {deadline.timeout_ms / 1000:g} s")
+class LettersTurn:
+    """`client.deadletters.turns.Turn`, for who replays, edits or purges letters without Spark.
+
+    Whoever begins a stretch takes this turn, because both are had by the same transactional id; and whoever takes this
+    turn begins a stretch, where there has been a replay on Spark before.
+    """
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._cluster = cluster
+        self._query = turn_query(topic)
+        self._number = _NOBODY
+
+    @property
+    def name(self) -> str:
+        return driver_name(self._query)
+
+    def take(self) -> None:
+        """Raises SinkError, Unavailable, Refused."""
+        is_used = bool(self._cluster.topics([DECISIONS]))
+        self._number = begin(self._cluster, self._query) if is_used else _NOBODY
+
+    def check(self) -> None:
+        """Raises Overtaken, Unavailable, Refused."""
+        try:
+            check(self._cluster, MicroBatch(self._query, self._number))
+        except SinkError as error:
+            raise Overtaken(str(error)) from None

@@ -1,0 +1,405 @@
+"""`penstock dlq` against a real broker: letters looked at, corrected, replayed once, and given up."""
+
+import json
+import time
+
+import pytest
+from tests.application.dlq.letters import MOMENT_MS, OWN, letter
+from tests.compat import share
+from tests.compat.message import Message
+from tests.waiting import eventually
+
+from penstock.client.deadletters.turns import Overtaken, turn_query
+from penstock.client.letters import RETRY_SETTINGS, is_for, origin_of, replayed_topic
+from penstock.client.positions import commit
+from penstock.client.producing import RawProducer
+from penstock.protocol.letters import WITHOUT_RECORD
+from penstock.protocol.records import Record, encode_batch
+from penstock.spark.decisions import driver_name
+from penstock.spark.replay.turns import LettersTurn, begin
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# Looking
+
+
+def test_all_topics_with_what_they_hold(penstock, answer, office, orders, dead, unique):
+    penstock("dlq", "replay", dead, "--error", "TimeoutError", "--limit", "4")
+    [found] = [each for each in answer("dlq", "list") if each["topic"] == dead]
+    assert found["letters"] == 20
+    assert (found["waiting"], found["replayed"], found["purged"]) == (16, 4, 0)
+    assert found["groups"] == {"billing": 16}
+    assert found["errors"] == {"shop.errors.NoSuchColour": 10, "TimeoutError": 6}
+    assert abs(found["newest"] - time.time() * 1000) < 60_000
+    [row] = [line for line in penstock("dlq", "list")[0].splitlines() if line.startswith(dead)]
+    assert row.split()[1:5] == ["16", "4", "0", "0"]
+    assert "NoSuchColour (10), TimeoutError (6)" in row
+    nothing = unique("nobody")
+    assert "no dead letters like that" in penstock("dlq", "list", "--group", nothing)[1]
+
+
+def test_letters_by_topic_by_where_they_are_from_and_by_group(penstock, office, orders, dead, unique):
+    group = unique("shipping")
+    office.fill(dead, [letter(orders, 50, group=group, handler="ship", dead_in=1)])
+    everything = lines(penstock("dlq", "list", dead, "--json")[0])
+    assert len(everything) == 21
+    assert lines(penstock("dlq", "list", orders, "--json")[0]) == everything
+    [found] = lines(penstock("dlq", "list", group, "--json")[0])
+    assert found == {
+        "topic": dead,
+        "partition": 1,
+        "offset": 10,
+        "timestamp": found["timestamp"],
+        "state": "waiting",
+        "done_at": None,
+        "done_by": None,
+        "done_to": None,
+        "origin": {"topic": orders, "partition": 0, "offset": 50, "timestamp": MOMENT_MS + 50},
+        "group": group,
+        "handler": "ship",
+        "error": "shop.errors.NoSuchColour",
+        "message": "no 50\nat all",
+        "reason": "failed",
+        "attempts": 5,
+        "edited_from": None,
+        "has_record": True,
+        "key": "k50",
+    }
+    table, told = penstock("dlq", "list", group)
+    assert table.splitlines()[1].split()[-6:] == [
+        "ship",
+        "shop.errors.NoSuchColour",
+        "no",
+        "50",
+        "5",
+        "waiting",
+    ]
+    table, told = penstock("dlq", "list", dead, "--limit", "2")
+    assert len(table.splitlines()) == 3
+    assert told == "19 letters more: --limit 21 shows all\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "numbers"),
+    [
+        (["--error", "Timeout*"], range(10, 20)),
+        (["--error", "NoSuchColour", "--key", "k3", "--key", "k4", "--key", "k14"], [3, 4]),
+        (["--partition", "1", "--offset", "2-4"], [5, 7, 9]),
+        (["--header", "trace=abc", "--key", "k5"], [5]),
+        (["--header", "trace=other"], []),
+        (["--group", "other"], []),
+        (["--since", "1h"], range(20)),
+        (["--until", "1h ago"], []),
+    ],
+)
+def test_filters(penstock, dead, flags, numbers):
+    found = lines(penstock("dlq", "list", dead, *flags, "--json")[0])
+    assert sorted(int(each["key"][1:]) for each in found) == list(numbers)
+
+
+def test_one_letter_in_full(penstock, answer, office, orders, dead):
+    office.fill(dead, [letter(orders, 1, value=b'{"colour":"red"}')])
+    shown, _ = penstock("dlq", "show", dead, "0:10")
+    assert f"from       {orders} 0:1\n" in shown
+    assert '{\n  "colour": "red"\n}\n' in shown
+    assert "shop.errors.NoSuchColour" in shown
+    assert shown.endswith("Traceback ...\nboom\n")
+    found = answer("dlq", "show", orders, "0:10")
+    assert found["value"] == '{"colour":"red"}'
+    assert found["headers"] == [["trace", "abc"], ["none", None]]
+    assert found["stack"] == "Traceback ...\nboom"
+    assert f"{dead} has no letter at 0:11" in penstock("dlq", "show", dead, "0:11", code=1)[1]
+    assert f"{dead} has no letter at 7:0" in penstock("dlq", "show", dead, "7:0", code=1)[1]
+
+
+def test_names_that_lead_nowhere(penstock, office, orders, dead, unique):
+    wrong = penstock("dlq", "replay", dead + "x", code=1)[1]
+    assert f"there are no dead letters by the name of {dead}x\n       did you mean {dead}?" in wrong
+    assert "no dead letters by the name" in penstock("dlq", "list", unique("nothing"), code=1)[1]
+    plain = office.create(unique("plain"))
+    office.fill(plain, [Message(value=b"1")])
+    assert f"{plain} holds no dead letters" in penstock("dlq", "list", plain, code=1)[1]
+    penstock("dlq", "replay", dead, "--limit", "1")
+    assert f"the dead letters are in {dead}" in penstock("dlq", "list", replayed_topic(dead), code=1)[1]
+    # Share groups may be told to use any name.
+    other = office.create(unique("graveyard"))
+    office.fill(other, [letter(orders, 1)])
+    assert len(lines(penstock("dlq", "list", other, "--json")[0])) == 1
+    assert "may hold more than dead letters" in penstock("dlq", "purge", other, "--all", "-y", code=2)[1]
+
+
+# Replaying
+
+
+def test_back_as_they_were_and_once(penstock, answer, office, orders, dead):
+    told = answer("dlq", "replay", dead, "--error", "TimeoutError")
+    assert (told["replayed"], told["done_before"], told["stopped"]) == (10, 0, False)
+    assert office.numbers(orders) == list(range(10, 20))
+    for partition, record in office.read(orders):
+        number = int(record.value)
+        assert partition == number % 3
+        assert (record.key, record.headers) == (b"k%d" % number, OWN)
+        assert abs(record.timestamp - time.time() * 1000) < 60_000
+    listed = {record.key: json.loads(record.value) for _, record in office.read(replayed_topic(dead))}
+    assert listed.keys() == {b"%d:%d" % (number % 2, number // 2) for number in range(10, 20)}
+    assert {(each["replay"], each["to"], each["state"]) for each in listed.values()} == {
+        (told["replay"], orders, "replayed")
+    }
+    said = penstock("dlq", "replay", dead, "--keep-times")[1]
+    assert said == f"10 letters of {dead} replayed\n10 letters left out, done with before: 10 replayed\n"
+    assert office.numbers(orders) == list(range(20))
+    assert {r.timestamp for _, r in office.read(orders) if int(r.value) < 10} == {
+        MOMENT_MS + n for n in range(10)
+    }
+    assert penstock("dlq", "replay", dead)[1].startswith(f"0 letters of {dead} replayed\n20 letters left out")
+    office.fill(dead, [letter(orders, 77)])
+    assert answer("dlq", "replay", dead)["replayed"] == 1
+    assert office.numbers(orders) == [*range(20), 77]
+
+
+def test_a_dry_run_changes_nothing(penstock, answer, office, orders, dead):
+    plan = answer("dlq", "replay", dead, "--dry-run", "--limit", "7")
+    assert plan["would_replay"] == 7
+    assert plan["to"] == [{"topic": orders, "group": None, "letters": 20}]
+    out, told = penstock("dlq", "replay", dead, "--dry-run")
+    assert out.splitlines()[1].split() == [orders, "-", "20"]
+    assert told == "20 letters would be replayed\n"
+    assert office.read(orders) == []
+    with office.cluster() as cluster:
+        assert not cluster.topics([replayed_topic(dead)])
+
+
+def test_a_limit_goes_on_where_it_stopped_and_a_rate_takes_its_time(answer, office, orders, dead):
+    assert answer("dlq", "replay", dead, "--limit", "6")["replayed"] == 6
+    began = time.monotonic()
+    assert answer("dlq", "replay", dead, "--limit", "8", "--rate", "10")["replayed"] == 8
+    assert answer("dlq", "replay", dead, "--limit", "3", "--rate", "2")["replayed"] == 3
+    assert time.monotonic() - began > 0.4, "three, of which the first two are free"
+    assert answer("dlq", "replay", dead)["replayed"] == 3
+    assert office.numbers(orders) == list(range(20))
+
+
+def test_what_is_no_letter_is_left_out_and_told(penstock, answer, office, orders, unique):
+    dead, elsewhere = f"{orders}.dlq", office.create(unique("elsewhere"))
+    bare = letter(orders, 0)
+    office.fill(
+        dead,
+        [
+            Message(value=b"99"),
+            bare._replace(value=None, headers=(*bare.headers, (WITHOUT_RECORD, b"gone"))),
+            letter(orders, 5, partition=17),
+        ],
+    )
+    told = answer("dlq", "replay", dead)
+    assert (told["replayed"], told["left_out"]) == (1, {"bare": 1, "stray": 1})
+    assert "1 letter left out: they have no record in them" in penstock("dlq", "replay", dead)[1]
+    assert answer("dlq", "replay", dead, "--to", elsewhere)["replayed"] == 1
+    assert (office.numbers(orders), office.numbers(elsewhere)) == ([5], [99])
+    for to, complaint in (("never-made", "there is no topic never-made"), (dead, "cannot be replayed to")):
+        assert complaint in penstock("dlq", "replay", dead, "--to", to, code=1)[1]
+    office.fill(dead, [letter("never-made", 6)])
+    told = penstock("dlq", "replay", dead, code=1)[1]
+    assert "from topics that do not exist: never-made" in told
+    assert "--to TOPIC" in told
+    assert office.numbers(orders) == [5]
+
+
+def test_what_a_topic_does_not_take_stays_and_the_others_get_through(answer, office, orders, unique):
+    """One is too large, though it was not when it was compressed; and a compacted topic wants keys."""
+    small, dead = office.create(unique("small"), 1, **{"max.message.bytes": "20000"}), f"{orders}.dlq"
+    compressible, noise = b"0" * 300_000, bytes(range(256)) * 100
+    office.fill(dead, [letter(small, n) for n in range(3)])
+    office.fill(dead, [letter(small, 3, value=compressible), letter(small, 4, value=noise), letter(small, 5)])
+    told = answer("dlq", "replay", dead, code=1)
+    assert (told["replayed"], told["refused"]) == (5, 1)
+    assert [len(record.value) for _, record in office.read(small)] == [1, 1, 1, 300_000, 1]
+    assert answer("dlq", "replay", dead, code=1)["done_before"] == 5
+    assert len(office.read(small)) == 5
+
+
+def test_back_to_the_group_only(penstock, answer, office, orders, dead, unique):
+    group = unique("billing")
+    office.fill(dead, [letter(orders, 30, group=group, partition=2, handler="bill")])
+    asked = ["dlq", "replay", dead, "--to", "group", "--group", group]
+    told = penstock(*asked, code=1)[1]
+    assert f"group {group} has no retries of {orders} (there is no topic {orders}.retry.1)" in told
+    assert "--to original" in told
+    retries = office.create(f"{orders}.retry.1", 3, **RETRY_SETTINGS)
+    assert f"group {group} has no position in {retries} yet" in penstock(*asked, "--dry-run")[1]
+    with office.cluster() as cluster:
+        commit(cluster, group, {(retries, 0): 0})
+    assert penstock(*asked)[1] == f"1 letter of {dead} replayed\n"
+    assert office.read(orders) == []
+    [(partition, record)] = office.read(retries)
+    assert partition == 2
+    assert abs(record.timestamp - time.time() * 1000) < 60_000
+    assert is_for(record.headers, group)
+    assert not is_for(record.headers, "billing")
+    origin = origin_of(record.headers, topic="", partition=0, offset=0, timestamp_ms=0)
+    assert (origin.topic, origin.partition, origin.offset, origin.attempts) == (orders, 2, 30, 0)
+    assert answer(*asked)["replayed"] == 0
+
+
+def test_letters_of_a_topic_that_was_made_anew_are_others(answer, office, orders, dead):
+    answer("dlq", "replay", dead)
+    office.admin.delete_topics([dead])[dead].result(20)
+    office.create(dead, 2)
+    office.fill(dead, [letter(orders, 30)])
+    assert answer("dlq", "replay", dead)["replayed"] == 1
+    assert office.numbers(orders) == [*range(20), 30]
+
+
+# Whose turn it is
+
+
+def test_what_a_dead_tool_left_open_is_neither_waited_for_nor_seen(answer, office, orders, dead):
+    with office.cluster() as cluster:
+        answer("dlq", "replay", dead, "--limit", "2")
+        killed = RawProducer(cluster, transactional_id=driver_name(turn_query(dead)))
+        killed.init()
+        for topic, key in ((orders, b"k"), (replayed_topic(dead), b"0:5")):
+            killed.send(topic, 0, encode_batch([Record(0, 1, key, b"666")]))
+        killed.flush()
+        killed.close()
+    assert answer("dlq", "replay", dead)["replayed"] == 18
+    assert office.numbers(orders) == list(range(20))
+
+
+def test_one_turn_for_all_tools_and_for_spark(office, orders, dead, unique):
+    with office.cluster() as cluster, office.cluster() as other:
+        first, second = LettersTurn(cluster, dead), LettersTurn(other, dead)
+        assert first.name == driver_name(turn_query(dead))
+        first.take()
+        first.check()
+        begin(other, turn_query(dead))  # as a replay on Spark does
+        with pytest.raises(Overtaken, match="another replay of the same dead letters has begun"):
+            first.check()
+        second.take()
+        second.check()
+        begin(cluster, turn_query(dead))
+        with pytest.raises(Overtaken):
+            second.check()
+
+
+# Correcting
+
+
+def test_the_corrected_one_is_what_is_replayed(penstock, answer, office, orders, dead):
+    told = answer("dlq", "edit", dead, "0:2", "--value", "400", "-H", "trace=new", "-H", "why=typo")
+    assert told == {"topic": dead, "edited": "0:2", "letter": {"partition": 0, "offset": 10}}
+    shown = answer("dlq", "show", dead, "0:10")
+    assert (shown["value"], shown["key"], shown["edited_from"]) == ("400", "k4", "0:2")
+    assert shown["headers"] == [["none", None], ["trace", "new"], ["why", "typo"]]
+    assert shown["origin"]["offset"] == 4
+    assert answer("dlq", "show", dead, "0:2")["state"] == "edited"
+    assert "0:2 was edited already" in penstock("dlq", "edit", dead, "0:2", "--value", "5", code=1)[1]
+    penstock("dlq", "edit", dead, "0:10", "--key", "other", "--value", "-", given="401")
+    assert answer("dlq", "replay", dead)["replayed"] == 20
+    assert office.numbers(orders) == sorted([*range(4), *range(5, 20), 401])
+    [record] = [record for _, record in office.read(orders) if record.value == b"401"]
+    assert record.key == b"other"
+    assert record.headers == (("none", None), ("trace", b"new"), ("why", b"typo"))
+    told = penstock("dlq", "edit", dead, "0:3", "--value", "5", code=1)[1]
+    assert f"0:3 was replayed to {orders} already" in told
+
+
+def test_in_the_users_own_editor(penstock, answer, office, orders, monkeypatch, tmp_path):
+    dead = f"{orders}.dlq"
+    office.fill(
+        dead, [letter(orders, 0, value=b'{"colour":"rde","n":1}'), letter(orders, 1, value=b"\xff\xfe")]
+    )
+    monkeypatch.delenv("VISUAL", raising=False)
+    script = tmp_path / "editor"
+    for does, complaint in (
+        ("exit 3", "the editor ended with code 3: nothing was changed"),
+        ("true", "0:0 is like that already"),
+        ('echo no >> "$1"', "the value was JSON and is none any more"),
+    ):
+        script.write_text(f"#!/bin/sh\n{does}\n")
+        monkeypatch.setenv("EDITOR", f"sh {script}")
+        assert complaint in penstock("dlq", "edit", dead, "0:0", code=1)[1]
+    monkeypatch.setenv("EDITOR", "no-such-editor")
+    assert "no-such-editor cannot be started" in penstock("dlq", "edit", dead, "0:0", code=1)[1]
+    assert "is no text" in penstock("dlq", "edit", dead, "0:1", code=1)[1]
+    monkeypatch.setenv("EDITOR", "sed -i s/rde/red/")
+    assert f"{dead} 0:0 is now 0:2\n" in penstock("dlq", "edit", dead, "0:0")[1]
+    assert answer("dlq", "show", dead, "0:2")["value"] == '{"colour":"red","n":1}'
+    told = penstock("dlq", "edit", dead, "0:2", "--value", f"@{tmp_path / 'none'}", code=2)[1]
+    assert "cannot be read" in told
+    (tmp_path / "new").write_bytes(b"\x00new")
+    penstock("dlq", "edit", dead, "0:2", "--value", f"@{tmp_path / 'new'}")
+    assert office.read(dead)[-1][1].value == b"\x00new"
+
+
+# Giving up
+
+
+def test_what_is_given_up_is_not_replayed_and_deleted_from_the_beginning_on(
+    penstock, answer, office, orders, dead
+):
+    assert "add --yes" in penstock("dlq", "purge", dead, "--error", "TimeoutError", code=2)[1]
+    plan = answer("dlq", "purge", dead, "--error", "TimeoutError", "--dry-run")
+    assert plan == {
+        "topic": dead,
+        "dry_run": True,
+        "would_give_up": 10,
+        "would_delete": 0,
+        "still_waiting": 10,
+    }
+    told = answer("dlq", "purge", dead, "--error", "TimeoutError", "-y")
+    assert (told["given_up"], told["deleted"], told["beginnings"]) == (10, 0, {})
+    assert {
+        each["state"] for each in lines(penstock("dlq", "list", dead, "--error", "Time*", "--json")[0])
+    } == {"purged"}
+    # What lies before the first that waits can go.
+    assert answer("dlq", "replay", dead, "--partition", "0", "--limit", "3")["replayed"] == 3
+    told = answer("dlq", "purge", dead, "-y")
+    assert (told["given_up"], told["deleted"], told["still_waiting"]) == (0, 3, 7)
+    assert told["beginnings"] == {"0": 3}
+    assert answer("dlq", "replay", dead)["replayed"] == 7
+    assert office.numbers(orders) == list(range(10))
+    assert answer("dlq", "purge", dead, "-y")["deleted"] == 17
+    assert office.read(dead) == []
+    assert "0 letters given up, 0 deleted" in penstock("dlq", "purge", dead)[1]
+
+
+def test_all_of_it(penstock, answer, office, orders, dead):
+    assert "--all does not go with filters" in penstock("dlq", "purge", dead, "--all", "-p", "0", code=2)[1]
+    answer("dlq", "replay", dead, "--limit", "5")
+    told = answer("dlq", "purge", dead, "--all", "-y")
+    assert (told["given_up"], told["deleted"], told["still_waiting"]) == (15, 20, 0)
+    assert office.read(dead) == []
+    office.fill(dead, [letter(orders, 40)])
+    assert answer("dlq", "replay", dead)["replayed"] == 1
+
+
+# Of share groups
+
+
+def test_what_a_share_group_gave_up_goes_back_to_everybody(penstock, answer, office, unique):
+    """The broker writes these letters, and there is no topic of retries: only the original topic is a way back."""
+    topic, group = office.create(unique("jobs")), unique("workers")
+    share.configure(office.admin, group, share_auto_offset_reset="earliest")
+    office.fill(topic, [Message(value=b"1", key=b"k", headers=(("trace", b"abc"),))])
+    worker = share.share_consumer(office.bootstrap, group, topic)
+    try:
+        share.take(worker, 1, lambda _: share.REJECT)
+        dead = f"{topic}.dlq"
+        eventually(
+            lambda: office.admin.list_topics(timeout=20).topics.get(dead), what="a topic of dead letters"
+        )
+        eventually(lambda: office.read(dead), what="a dead letter")
+        [found] = lines(penstock("dlq", "list", group, "--json")[0])
+        assert (found["reason"], found["attempts"], found["origin"]["topic"]) == ("rejected", 1, topic)
+        assert "rejected" in penstock("dlq", "list", topic)[0]
+        assert "has no retries" in penstock("dlq", "replay", topic, "--to", "group", code=1)[1]
+        office.create(f"{topic}.retry.1")
+        assert "is a share group" in penstock("dlq", "replay", topic, "--to", "group", code=1)[1]
+        assert answer("dlq", "replay", topic)["replayed"] == 1
+        [again] = share.take(worker, 1)
+        assert (again.value(), again.key(), again.headers()) == (b"1", b"k", [("trace", b"abc")])
+    finally:
+        worker.close()

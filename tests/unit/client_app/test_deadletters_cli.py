@@ -1,0 +1,88 @@
+"""What people write and see of `penstock dlq`, without a broker."""
+
+import json
+
+import pytest
+
+from penstock.cli import main
+from penstock.cli.dlq_edit import json_style
+from penstock.cli.dlq_options import filter_of, spot_of
+from penstock.cli.dlq_view import short_text, value_lines
+from penstock.cli.failure import Failure
+
+NONE = dict.fromkeys(
+    ("since", "until", "errors", "keys", "headers", "groups", "handlers", "partitions", "offsets")
+)
+
+
+def test_flags_make_a_filter():
+    found = filter_of(
+        **{
+            **NONE,
+            "since": "1000",
+            "until": "2001-01-01T00:00:00+00:00",
+            "keys": ["ä"],
+            "headers": ["a=b=c"],
+        },
+    )
+    assert (found.since_ms, found.until_ms) == (1000, 978_307_200_000)
+    assert (found.keys, found.headers) == (("ä".encode(),), (("a", b"b=c"),))
+    assert filter_of(**{**NONE, "offsets": ["7", "10-20"]}).offsets == ((7, 7), (10, 20))
+    assert filter_of(**NONE).is_empty
+    age = filter_of(**{**NONE, "since": "2h ago"}).since_ms - filter_of(**{**NONE, "since": "2h"}).since_ms
+    assert abs(age) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"since": "yesterday"}, "--since: .* no point in time"),
+        ({"since": "2000", "until": "1000"}, "--since must be before --until"),
+        ({"offsets": ["9-3"]}, "--offset takes N or N-M, not '9-3'"),
+        ({"offsets": ["x"]}, "--offset takes"),
+        ({"headers": ["novalue"]}, "--header takes NAME=VALUE"),
+    ],
+)
+def test_what_is_wrong_with_flags_is_a_sentence(given, complaint):
+    with pytest.raises(Failure, match=complaint) as caught:
+        filter_of(**{**NONE, **given})
+    assert caught.value.exit_code == 2
+
+
+def test_a_letter_is_named_by_its_place():
+    assert spot_of("0:42") == (0, 42)
+    with pytest.raises(Failure, match="PARTITION:OFFSET"):
+        spot_of("42")
+
+
+def test_values_are_shown_as_what_they_are():
+    assert value_lines(b'{"b":[1,2]}') == ["{", '  "b": [', "    1,", "    2", "  ]", "}"]
+    assert value_lines("zwölf\nx".encode()) == ["zwölf", "x"]
+    assert value_lines(None) == ["(no value)"]
+    assert value_lines(b"") == ["(empty)"]
+    assert value_lines(b"\x00\x1b[2Jabc") == [
+        "00000000  00 1b 5b 32 4a 61 62 63                          ..[2Jabc"
+    ]
+    assert value_lines(bytes(17))[1].startswith("00000010  00 ")
+    assert [short_text(each) for each in (None, b"k1", b"\xff\x00", b"a\nb")] == [
+        None,
+        "k1",
+        "0xff00",
+        "0x610a62",
+    ]
+
+
+def test_json_that_would_not_come_out_the_same_is_left_as_it_is():
+    assert json_style('{"a":1.5,"b":[true]}') == (",", ":")
+    assert json_style('{"a": "ü"}') == (", ", ": ")
+    for text in ('{"a":1.10}', '{"a":1,"a":2}', '{ "a":1}', '{"a":1}\n', "plain", ""):
+        assert json_style(text) is None
+    assert json.loads('{"a":1.10}') == {"a": 1.1}
+
+
+def test_help_names_all_verbs_and_a_rate_of_nothing_is_refused(capfd):
+    assert main(["dlq", "--help"]) == 0
+    told = capfd.readouterr().out
+    assert all(verb in told for verb in ("list", "show", "edit", "replay", "purge"))
+    assert main(["dlq", "replay", "orders.dlq", "--rate", "0"]) == 2
+    assert "--rate 0: must be a number of letters per second" in capfd.readouterr().err
