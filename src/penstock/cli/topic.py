@@ -1,4 +1,4 @@
-"""`penstock topic`: create, list, describe, alter and delete topics."""
+"""`penstock topic`: create, list, describe, alter and delete topics; `hotkeys` has a file of its own."""
 
 from typing import Annotated, Any
 
@@ -8,8 +8,11 @@ from penstock.cli.client import REQUEST_TIMEOUT_S, Cluster, Place
 from penstock.cli.failure import WRONG_USAGE, Failure
 from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes, pairs
 from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_table
+from penstock.cli.topic_hotkeys import hotkeys
 
-app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True)
+app = typer.Typer(
+    help="Create, list, describe, alter and delete topics; find their heaviest keys.", no_args_is_help=True
+)
 
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC", show_default=False)]
 Configs = Annotated[
@@ -238,3 +241,6 @@ def delete(
         print_json([{"topic": name, "deleted": True} for name in topics])
     else:
         note(f"{', '.join(topics)} deleted")
+
+
+app.command()(hotkeys)

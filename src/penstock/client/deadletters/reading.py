@@ -107,6 +107,8 @@ def records(
 def _decoded(reader: PartitionReader, found: Fetched, span: Span) -> Iterator[Record]:
     try:
         for view in visible(batches(found.data), found.aborted):
+            if view.header.base_offset >= span.end:
+                return
             for record in decode_records(view.data, _RECORDS_BYTES_MAX):
                 if found.offset <= record.offset < span.end:
                     yield record
