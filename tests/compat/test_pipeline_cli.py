@@ -239,6 +239,22 @@ def test_reset_ends_what_the_old_generation_has_left_open(
     assert not list_transactions(cluster, f"penstock-sink-{query}", ("Ongoing",))
 
 
+def test_reset_of_a_job_ends_what_it_has_left_open(
+    penstock: Any, cluster: Cluster, told: Status, topic: str, unique: Callable[[str], str]
+) -> None:
+    name = unique("replay")
+    write_status(Board(cluster), replace(told, name=name, group=None, state=State.FAILED))
+    left = attempts_prefix(MicroBatch(name, 3)) + "attempt"
+    with RawProducer(cluster, transactional_id=left) as producer:
+        producer.init()
+        producer.send(topic, 0, encode_batch([Record(0, now_ms(), None, b"x")]))
+        producer.flush()
+    penstock("pipeline", "reset", name, "--dry-run")
+    assert list(list_transactions(cluster, f"penstock-sink-{name}", ("Ongoing",))) == [left]
+    assert "goes on where it left off" in "".join(penstock("pipeline", "reset", name, "--yes"))
+    assert not list_transactions(cluster, f"penstock-sink-{name}", ("Ongoing",))
+
+
 @pytest.mark.parametrize(
     ("where", "complaint"),
     [

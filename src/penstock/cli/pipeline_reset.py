@@ -28,7 +28,8 @@ def reset_pipeline(board: Board, name: str, to: str, *, dry_run: bool, yes: bool
     seen = seen_one(board, name)
     _refuse_running(seen)
     if seen.status.group is None:
-        raise Failure(f"{name} is a job, which goes on where it left off; give it another id to begin anew")
+        _settle_job(board, name, dry_run=dry_run, yes=yes, as_json=as_json)
+        return
     current = _current(board.cluster, seen.status.group)
     planned = _planned(board.cluster, current, target)
     following = Generation(number=generation_of(board, name).number + 1, starting=_starting(target, planned))
@@ -47,6 +48,20 @@ def reset_pipeline(board: Board, name: str, to: str, *, dry_run: bool, yes: bool
     else:
         told = f"{name} begins generation {following.number} when it runs next"
         note("nothing was changed (dry run)" if dry_run else told)
+
+
+def _settle_job(board: Board, name: str, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """A job has no position to move. One that was killed may have left transactions open, which hold readers back."""
+    if not dry_run:
+        confirm(f"End what {name} has left open?", yes=yes)
+        settle(board.cluster, name)
+    if as_json:
+        print_json({"job": name, "settled": not dry_run})
+        return
+    told = (
+        f"nothing of {name} is open; run again it goes on where it left off, under another id it begins anew"
+    )
+    note("nothing was changed (dry run)" if dry_run else told)
 
 
 def _refuse_running(seen: Seen) -> None:
