@@ -115,6 +115,11 @@ def late(chance: Random) -> Log:
     return [(b"hot" if chance.random() < 0.6 * at / size else b"other", 100 + at % 7) for at in range(size)]
 
 
+def in_step(chance: Random) -> Log:
+    """It comes as regularly as the windows do."""
+    return [(b"hot" if at % 500 < 150 else b"other", 100) for at in range(50_000)]
+
+
 def nearly_all(chance: Random) -> Log:
     return [(b"hot" if chance.random() < 0.995 else b"other", 100) for _ in range(50_000)]
 
@@ -124,19 +129,19 @@ def fat(chance: Random) -> Log:
     return [(b"hot", 50_000) if chance.random() < 0.01 else (b"%d" % at, 100) for at in range(50_000)]
 
 
-@pytest.mark.parametrize("of_kind", [mixed, in_bursts, late, nearly_all, fat])
+@pytest.mark.parametrize("of_kind", [mixed, in_bursts, late, in_step, nearly_all, fat])
 def test_the_truth_is_within_the_error_that_is_told(of_kind: Callable[[Random], Log]) -> None:
     log = of_kind(Random(1))
     share = sum(key == b"hot" for key, _ in log) / len(log)
     bytes_share = sum(size for key, size in log if key == b"hot") / sum(size for _, size in log)
     right = bytes_right = 0
-    for seed in range(100):
+    for seed in range(60):
         (hot,) = (each for each in looked_at(log, 4_000, seed).heaviest(50) if each.key == b"hot")
         right += abs(hot.share - share) <= hot.share_error
         bytes_right += abs(hot.bytes_share - bytes_share) <= hot.bytes_share_error
         assert 0 < hot.share_error < 0.2
-    assert right >= 90
-    assert bytes_right >= 90
+    assert right >= 54
+    assert bytes_right >= 54
 
 
 def test_records_next_to_each_other_tell_less_than_records_drawn_one_by_one() -> None:
