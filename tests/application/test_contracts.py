@@ -433,3 +433,47 @@ def test_retry_topics_have_the_partitions_of_their_topic(app: Penstock, topic: s
         names = [retry_topic(topic, 1), retry_topic(topic, 2), dead_letter_topic(topic)]
         assert [len(known[name].partitions) for name in names] == [2, 2, 2]
         assert retry_topic(topic, 3) not in known
+
+
+def test_what_a_handler_publishes_belongs_to_the_trace_of_its_message(
+    app: Penstock, topic: str, group: str, bootstrap: str, unique: Callable[[str], str]
+) -> None:
+    from penstock.client.tracing import incoming
+
+    invoices = unique("invoices")
+    app.create_topic(invoices, partitions=1)
+    fill(app, topic, 6)
+
+    @app.subscribe(topic, group=group, delivery="exactly-once", to=invoices)
+    def bill(order: Order) -> dict[str, int]:
+        app.publish(invoices, {"order": order.id, "copy": 1})
+        return {"order": order.id, "copy": 2}
+
+    with running(app, until=lambda: app.figures()[bill.__qualname__].handled == 6):
+        pass
+    traces = {json.loads(m.value())["id"]: incoming(m.headers()) for m in read_all(bootstrap, topic)}
+    assert len({trace.trace_id for trace in traces.values() if trace is not None}) == 6
+    for message in read_all(bootstrap, invoices):
+        trace, origin = incoming(message.headers()), traces[json.loads(message.value())["order"]]
+        assert trace is not None
+        assert origin is not None
+        assert trace.trace_id == origin.trace_id
+        assert trace.span_id != origin.span_id
+
+
+def test_a_payload_that_a_handler_cannot_publish_is_its_own_failure(
+    app: Penstock, topic: str, group: str, bootstrap: str
+) -> None:
+    app.publish(topic, Order(1, "c"))
+    tried: list[int] = []
+
+    @app.subscribe(topic, group=group, retry=Backoff(base="50ms", attempts=2))
+    def bill(order: Order) -> None:
+        tried.append(order.id)
+        app.publish(topic, object())
+
+    with running(app, until=lambda: app.figures()[bill.__qualname__].dead == 1):
+        pass
+    assert tried == [1, 1]
+    (letter,) = read_all(bootstrap, dead_letter_topic(topic))
+    assert header(letter, letters.REASON) == "attempts exhausted"

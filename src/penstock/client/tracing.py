@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from penstock.client.letters import Header
 from penstock.client.trace_context import Trace, incoming, outgoing
 
-__all__ = ["Spans", "Trace", "Traced", "current_trace", "incoming", "outgoing"]
+__all__ = ["Spans", "Trace", "Traced", "current_trace", "incoming", "outgoing", "take_in_hand"]
 
 
 class Traced(Protocol):
@@ -39,14 +39,30 @@ class Traced(Protocol):
     def id(self) -> str: ...
 
 
+class WithHeaders(Protocol):
+    """A message of the client library: all that is asked of it where nothing is recorded."""
+
+    def headers(self) -> list[Header] | None: ...
+
+
 #: The message in hand, read only by who publishes while it is.
-_IN_HAND: Final[ContextVar[Traced | None]] = ContextVar("penstock_message_in_hand", default=None)
+_IN_HAND: Final[ContextVar[Traced | WithHeaders | None]] = ContextVar(
+    "penstock_message_in_hand", default=None
+)
+
+
+def take_in_hand(message: WithHeaders) -> None:
+    """Until the next one is: for loops that handle one message after the other, where nothing is recorded."""
+    _IN_HAND.set(message)
 
 
 def current_trace() -> Trace | None:
     """Of the message in hand, where there is one."""
     message = _IN_HAND.get()
-    return incoming(message.headers) if message is not None else None
+    if message is None:
+        return None
+    headers = message.headers
+    return incoming((headers() or []) if callable(headers) else headers)
 
 
 class Spans:
@@ -106,7 +122,7 @@ class _InHand:
 
     def __init__(self, message: Traced | None) -> None:
         self._message = message
-        self._token: Token[Traced | None] | None = None
+        self._token: Token[Traced | WithHeaders | None] | None = None
 
     def __enter__(self) -> None:
         self._token = _IN_HAND.set(self._message)

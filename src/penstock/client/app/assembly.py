@@ -31,6 +31,7 @@ from penstock.client.app.settings import Settings, consumer_settings, producer_s
 from penstock.client.app.subscription import Subscription
 from penstock.client.letters import retry_level
 from penstock.client.stores import StoreUnavailable
+from penstock.client.tracing import Spans
 
 __all__ = ["Machine", "assemble"]
 
@@ -89,6 +90,7 @@ class _Assembly:
         self._sub = subscription
         self._resources = resources
         self._figures = figures
+        self._spans = Spans(client=resources.name, group=subscription.group)
         self._partitions = resources.letter_topics(subscription)
         self._order = KeyOrder(subscription.levels) if subscription.keep_order else None
         self._guard = (
@@ -232,7 +234,7 @@ class _Assembly:
 
     def _call(self, wrap: Any) -> Call:
         sub = self._sub
-        call = calling(sub.handler, sub.shape)
+        call = calling(sub.handler, sub.shape, self._spans)
         if sub.to is not None:
             kind = replying_async if sub.shape.is_async else replying
             call = kind(call, sub.to, self._resources)
@@ -245,7 +247,7 @@ class _Assembly:
 
     def _batches(self, count_max: int) -> Runner:
         sub = self._sub
-        call, decode = calling_batch(sub.handler, sub.shape)
+        call, decode = calling_batch(sub.handler, sub.shape, self._spans)
         if isinstance(self._contract, exactly.ExactlyOnce):
             call = exactly.in_transaction(call, self._contract.publish)
         return InlineBatches(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, NamedTuple
 
+from penstock.client.app.handling import Unreadable
 from penstock.client.backoff import Backoff
 from penstock.client.letters import (
     Failure,
@@ -100,7 +101,7 @@ class Failing:
 
     def _level(self, attempts: int, error: BaseException) -> int | None:
         """None for the dead-letter topic."""
-        if self.backoff is None or isinstance(error, (Reject, PayloadError)):
+        if self.backoff is None or isinstance(error, (Reject, Unreadable)):
             return None
         return attempts if attempts < self.backoff.attempts else None
 
@@ -134,13 +135,13 @@ class Failing:
 
 def failure_of(error: BaseException, reason: str) -> Failure:
     stack = "".join(traceback.format_exception(error))
-    kind = type(error)
+    kind = PayloadError if isinstance(error, Unreadable) else type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return Failure(error_class=name, message=str(error), stack=stack, reason=reason)
 
 
 def _reason(error: BaseException, attempts: int, backoff: Backoff | None) -> str:
-    if isinstance(error, PayloadError):
+    if isinstance(error, Unreadable):
         return UNREADABLE
     if isinstance(error, Reject):
         return REJECTED

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from penstock.client.app.failing import Reject
 from penstock.client.app.figures import Figures
-from penstock.client.app.handling import Call
+from penstock.client.app.handling import Call, Unreadable
 from penstock.client.breaker import Breaker, BreakerState, Phase, Verdict
-from penstock.client.payloads import PayloadError
 
 __all__ = ["Guard", "Stopped", "guarded", "guarded_async"]
 
@@ -45,7 +44,7 @@ class Guard:
     def failed(self, error: BaseException, turn: int) -> None:
         """What is wrong with a message says nothing of what the handler depends on."""
         with self._lock:
-            if isinstance(error, (PayloadError, Reject)) or not isinstance(error, Exception):
+            if isinstance(error, (Unreadable, Reject)) or not isinstance(error, Exception):
                 self._state.undecided(turn)
                 return
             was_open = self._state.phase is Phase.OPEN

@@ -1,4 +1,7 @@
-"""A handler as the runners call it: one function of a raw message, with payload, message and handles filled in."""
+"""A handler as the runners call it: one function of a raw message, with payload, message and handles filled in.
+
+Every message goes through here, so what need not be done for each is done once, outside of the functions.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +9,98 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.client.app.message import Message
-from penstock.client.payloads import HandlerShape, codec_for
+from penstock.client.payloads import HandlerShape, PayloadError, codec_for
+from penstock.client.tracing import Spans, take_in_hand
 
-__all__ = ["Call", "Chunk", "calling", "calling_batch"]
+__all__ = ["Call", "Chunk", "Unreadable", "calling", "calling_batch"]
 
 #: A raw message, and what is given by name: a database connection, for those that ask for one.
 Call = Callable[..., Any]
-
-
-def calling(handler: Callable[..., Any], shape: HandlerShape) -> Call:
-    """For one message. Calling it raises PayloadError for what cannot be read; an async handler gives an awaitable."""
-    if shape.payload is None:
-        return lambda raw, **handles: handler(Message(raw), **handles)
-    decode = codec_for(shape.payload).decode
-    if shape.takes_message:
-        return lambda raw, **handles: handler(decode(raw.value()), Message(raw), **handles)
-    return lambda raw, **handles: handler(decode(raw.value()), **handles)
-
-
 #: Messages with what was read from each.
 Chunk = Sequence[tuple[Any, Any]]
 
 
-def calling_batch(
-    handler: Callable[..., Any], shape: HandlerShape
-) -> tuple[Callable[[Chunk], Any], Callable[[Any], Any]]:
-    """For lists: a function of messages with their payloads, and the one that reads a payload (PayloadError)."""
+class Unreadable(PayloadError):
+    """The message is not what the handler takes, which no later attempt can change."""
+
+
+def calling(handler: Callable[..., Any], shape: HandlerShape, spans: Spans) -> Call:
+    """For one message. Raises Unreadable; an async handler gives an awaitable."""
+    call = _with_handles(handler, shape) if shape.extras else _plain(handler, shape)
+    if spans.is_on:
+        return _recorded_async(call, spans) if shape.is_async else _recorded(call, spans)
+    return _in_hand(call)
+
+
+def _plain(handler: Callable[..., Any], shape: HandlerShape) -> Call:
     if shape.payload is None:
-        return (lambda pairs: handler([Message(raw) for raw, _ in pairs])), lambda raw: None
-    decode = codec_for(shape.payload).decode
+        return lambda raw: handler(Message(raw))
+    read = reading(shape.payload)
     if shape.takes_message:
-        return (
-            lambda pairs: handler([payload for _, payload in pairs], [Message(raw) for raw, _ in pairs]),
-            lambda raw: decode(raw.value()),
-        )
-    return (lambda pairs: handler([payload for _, payload in pairs])), lambda raw: decode(raw.value())
+        return lambda raw: handler(read(raw), Message(raw))
+    return lambda raw: handler(read(raw))
+
+
+def _with_handles(handler: Callable[..., Any], shape: HandlerShape) -> Call:
+    if shape.payload is None:
+        return lambda raw, **handles: handler(Message(raw), **handles)
+    read = reading(shape.payload)
+    if shape.takes_message:
+        return lambda raw, **handles: handler(read(raw), Message(raw), **handles)
+    return lambda raw, **handles: handler(read(raw), **handles)
+
+
+def reading(annotation: Any) -> Callable[[Any], Any]:
+    """The payload of a raw message. Raises Unreadable."""
+    decode = codec_for(annotation).decode
+
+    def read(raw: Any) -> Any:
+        try:
+            return decode(raw.value())
+        except PayloadError as flaw:
+            raise Unreadable(str(flaw)) from flaw
+
+    return read
+
+
+def _in_hand(call: Call) -> Call:
+    """What is published meanwhile belongs to the trace of the message."""
+
+    def handle(raw: Any, **handles: Any) -> Any:
+        take_in_hand(raw)
+        return call(raw, **handles)
+
+    return handle
+
+
+def _recorded(call: Call, spans: Spans) -> Call:
+    def handle(raw: Any, **handles: Any) -> Any:
+        with spans.consume(Message(raw)):
+            return call(raw, **handles)
+
+    return handle
+
+
+def _recorded_async(call: Call, spans: Spans) -> Call:
+    async def handle(raw: Any, **handles: Any) -> Any:
+        with spans.consume(Message(raw)):
+            return await call(raw, **handles)
+
+    return handle
+
+
+def calling_batch(
+    handler: Callable[..., Any], shape: HandlerShape, spans: Spans
+) -> tuple[Callable[[Chunk], Any], Callable[[Any], Any]]:
+    """For lists: a function of messages with their payloads, and the one that reads a payload (Unreadable)."""
+    read = reading(shape.payload) if shape.payload is not None else lambda raw: None
+
+    def call(pairs: Chunk) -> Any:
+        messages = [Message(raw) for raw, _ in pairs]
+        with spans.consume_batch(messages):
+            if shape.payload is None:
+                return handler(messages)
+            payloads = [payload for _, payload in pairs]
+            return handler(payloads, messages) if shape.takes_message else handler(payloads)
+
+    return call, read

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from penstock.client.app.figures import Figures
 from penstock.client.app.guarding import Stopped
-from penstock.client.app.handling import Call, Chunk
-from penstock.client.payloads import PayloadError
+from penstock.client.app.handling import Call, Chunk, Unreadable
 
 __all__ = ["Failed", "Inline", "InlineBatches", "Runner"]
 
@@ -143,7 +142,7 @@ class InlineBatches(_Sequential):
         for raw in chunk:
             try:
                 good.append((raw, self._decode(raw)))
-            except PayloadError as error:
+            except Unreadable as error:
                 self._failed(raw, error)
         return good
 

@@ -68,12 +68,8 @@ class Penstock:
         In a handler that is exactly-once it becomes part of the transaction, and its offset is not known yet (-1).
         Raises PayloadError, NotPublished.
         """
-        draft = _draft(topic, value, key, headers, partition, timestamp)
-        held = drafts.get()
-        if held is not None:
-            held.append(draft)
-            return _IN_TRANSACTION._replace(topic=topic)
-        return self._send(draft, delivery).result(_PUBLISH_S)
+        with self._drafted(topic, value, key, headers, partition, timestamp) as draft:
+            return self._hold_or_send(draft, delivery).result(_PUBLISH_S)
 
     def publish_soon(
         self,
@@ -87,18 +83,38 @@ class Penstock:
         delivery: str = Delivery.AT_LEAST_ONCE,
     ) -> Future[Published]:
         """Returns at once: many together make large batches. The future has the place, or raises NotPublished."""
-        draft = _draft(topic, value, key, headers, partition, timestamp)
+        with self._drafted(topic, value, key, headers, partition, timestamp) as draft:
+            return self._hold_or_send(draft, delivery)
+
+    async def apublish(self, topic: str, value: object, **more: Any) -> Published:
+        """`publish` for coroutines."""
+        return await asyncio.wrap_future(self.publish_soon(topic, value, **more))
+
+    @contextmanager
+    def _drafted(
+        self,
+        topic: str,
+        value: object,
+        key: str | bytes | None,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp: datetime | None,
+    ) -> Iterator[Draft]:
+        """In a span of its own, where spans are recorded."""
+        key = key.encode() if isinstance(key, str) else key
+        data = None if value is None else encode(value)
+        moment_ms = None if timestamp is None else round(timestamp.timestamp() * 1000)
+        with self._resources.spans.publish(topic, header_list(headers), key=key) as told:
+            yield Draft(topic, data, key, told, partition, moment_ms)
+
+    def _hold_or_send(self, draft: Draft, delivery: str) -> Future[Published]:
         held = drafts.get()
         if held is None:
             return self._send(draft, delivery)
         held.append(draft)
         done: Future[Published] = Future()
-        done.set_result(_IN_TRANSACTION._replace(topic=topic))
+        done.set_result(_IN_TRANSACTION._replace(topic=draft.topic))
         return done
-
-    async def apublish(self, topic: str, value: object, **more: Any) -> Published:
-        """`publish` for coroutines."""
-        return await asyncio.wrap_future(self.publish_soon(topic, value, **more))
 
     def _send(self, draft: Draft, delivery: str) -> Future[Published]:
         try:
@@ -229,24 +245,6 @@ class Penstock:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _draft(
-    topic: str,
-    value: object,
-    key: str | bytes | None,
-    headers: Headers | None,
-    partition: int | None,
-    timestamp: datetime | None,
-) -> Draft:
-    return Draft(
-        topic,
-        None if value is None else encode(value),
-        key.encode() if isinstance(key, str) else key,
-        header_list(headers),
-        partition,
-        None if timestamp is None else round(timestamp.timestamp() * 1000),
-    )
 
 
 @contextmanager

@@ -38,7 +38,8 @@ def _reply(result: Any, raw: Any, topic: str, resources: Resources) -> None:
         return
     value = encode(result)
     held = drafts.get()
-    if held is not None:
-        held.append(Draft(topic, value, raw.key(), [], None, None))
-    else:
-        resources.publisher().send(topic, value, key=raw.key()).result()
+    with resources.spans.publish(topic, [], key=raw.key()) as headers:
+        if held is not None:
+            held.append(Draft(topic, value, raw.key(), headers, None, None))
+        else:
+            resources.publisher().send(topic, value, key=raw.key(), headers=headers).result()

@@ -18,6 +18,7 @@ from penstock.client.letter_topics import ensure_letters
 from penstock.client.letters import DEAD_LETTER_SETTINGS, RETRY_SETTINGS, dead_letter_topic, retry_topic
 from penstock.client.settings import ConnectionSettings
 from penstock.client.stores import StoreError, StoreUnavailable
+from penstock.client.tracing import Spans
 
 __all__ = ["Resources"]
 
@@ -36,6 +37,7 @@ class Resources:
         self.bootstrap = bootstrap
         self.name = name
         self.settings = settings
+        self.spans = Spans(client=name)
         self._lock = threading.RLock()
         self._publishers: dict[bool, Publisher] = {}
         self._opened: dict[str, Any] = {}
