@@ -1,0 +1,46 @@
+"""An application: `python examples/billing_app.py [HOST:PORT]` bills four orders. One fails once, one each time.
+
+At least once: what failed waits in `orders.retry.1`, then in `orders.retry.2`, and its neighbours go on meanwhile. What
+fails each time is a dead letter in `orders.dlq`: `penstock dlq show orders.dlq 0:0` has all of it.
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+
+from penstock.client import Backoff, Message, Penstock
+
+app = Penstock(sys.argv[1] if len(sys.argv) > 1 else "localhost:9092", name="billing-app")
+
+
+@dataclass
+class Order:
+    id: int
+    customer: str
+    total: float
+
+
+@app.subscribe("orders", group="billing", retry=Backoff(base="100ms", cap="5s", attempts=3))
+def bill(order: Order, message: Message) -> None:
+    print(f"order {order.id} of {order.customer}, attempt {message.attempt}", flush=True)
+    if order.customer == "bob" and message.attempt == 1:
+        raise ConnectionError("the bank does not answer")
+    if order.customer == "mallory":
+        raise RuntimeError("the card is refused")
+
+
+def main() -> None:
+    """A service would publish elsewhere, and call app.run(), which ends with SIGTERM."""
+    with app:
+        for number, customer in enumerate(("alice", "bob", "mallory", "carol")):
+            place = app.publish("orders", Order(number, customer, 9.5), key=customer)
+            print(f"order {number} has offset {place.offset}")
+        app.start()
+        figures = app.figures()["bill"]
+        while figures.handled < 3 or figures.dead < 1:
+            time.sleep(0.05)
+    print(f"handled {figures.handled}, retried {figures.retried}, dead {figures.dead}")
+
+
+if __name__ == "__main__":
+    main()

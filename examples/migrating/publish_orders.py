@@ -1,0 +1,16 @@
+"""Orders to migrate with: `python examples/migrating/publish_orders.py [HOST:PORT] [FIRST] [COUNT]`.
+
+Each is known by its id, so that publishing one again does not make another one of it.
+"""
+
+import sys
+
+from penstock.client import Penstock
+
+given = dict(enumerate(sys.argv))
+first, count = int(given.get(2, 0)), int(given.get(3, 10))
+
+with Penstock(given.get(1, "localhost:9092")) as app:
+    for number in range(first, first + count):
+        order = {"id": number, "customer": f"c{number % 3}"}
+        app.publish("orders", order, key=order["customer"], headers={"message-id": f"order-{number}"})

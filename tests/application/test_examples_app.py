@@ -1,0 +1,229 @@
+"""The examples of the application layer and the snippet of the README, run as a newcomer would run them."""
+
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.application.apps import QUICK, header, read_all
+from tests.brokers import BrokerProcess, environment
+from tests.waiting import eventually
+
+from penstock.client import Message, Penstock
+from penstock.protocol import letters
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+
+def run(example: str, *arguments: str, folder: Path) -> list[str]:
+    """To its end; whatever goes wrong is shown."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / example), *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+class Service:
+    """A program that runs until it is told to stop."""
+
+    def __init__(self, program: Path, *arguments: str, folder: Path) -> None:
+        self.lines: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, str(program), *arguments],
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            self.lines.extend(line.rstrip("\n") for line in output)
+
+    def told(self, word: str) -> list[str]:
+        return [line for line in tuple(self.lines) if word in line]
+
+    def stop(self) -> None:
+        """As an operator does, and it ends well."""
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(STOP_TIMEOUT_S)
+        self._reader.join(STOP_TIMEOUT_S)
+        assert code == 0, "\n".join(self.lines)
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+Start = Callable[..., Service]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    services: list[Service] = []
+
+    def begin(program: Path, *arguments: str) -> Service:
+        services.append(Service(program, *arguments, folder=tmp_path))
+        return services[-1]
+
+    yield begin
+    for service in services:
+        service.kill()
+
+
+@pytest.fixture
+def servers(fresh_broker: BrokerProcess) -> str:
+    return fresh_broker.bootstrap_servers
+
+
+def test_an_application_retries_and_buries(servers: str, tmp_path: Path) -> None:
+    printed = run("billing_app.py", servers, folder=tmp_path)
+    assert printed[:4] == [f"order {number} has offset {number}" for number in range(4)]
+    attempts = [("0 of alice", 1), ("1 of bob", 1), ("2 of mallory", 1), ("3 of carol", 1)]
+    attempts += [("1 of bob", 2), ("2 of mallory", 2), ("2 of mallory", 3)]
+    assert sorted(printed[4:-1]) == sorted(f"order {order}, attempt {number}" for order, number in attempts)
+    assert printed[-1] == "handled 3, retried 3, dead 1"
+
+
+def test_each_bill_is_there_once_in_a_file(servers: str, tmp_path: Path) -> None:
+    assert run("effectively_once_postgres.py", servers, folder=tmp_path) == [
+        "order 1: 9.50",
+        "order 2: 9.50",
+        "order 3: 9.50",
+        "2 came twice",
+    ]
+    assert (tmp_path / "bills.db").exists()
+
+
+def test_each_bill_is_there_once_in_postgresql(servers: str, tmp_path: Path, postgres_url: str) -> None:
+    printed = run("effectively_once_postgres.py", servers, postgres_url, folder=tmp_path)
+    assert printed == ["order 1: 9.50", "order 2: 9.50", "order 3: 9.50", "2 came twice"]
+
+
+def test_invoices_and_stock_are_there_exactly_once(servers: str, tmp_path: Path) -> None:
+    printed = run("exactly_once_app.py", servers, folder=tmp_path)
+    invoices = [f"invoice of order {number}: {2.5 * (number + 1):.2f}" for number in range(6)]
+    stock = [f"taken for order {number}: {number + 1}" for number in range(6)]
+    assert sorted(printed) == sorted(invoices + stock)
+
+
+def test_totals_and_positions_share_a_database(servers: str, tmp_path: Path, postgres_url: str) -> None:
+    totals = ["apples: 10", "bread: 10"]
+    assert run("exactly_once_ledger.py", servers, folder=tmp_path) == totals
+    # A database that knows nothing of the group yet goes on where the group is.
+    assert run("exactly_once_ledger.py", servers, postgres_url, folder=tmp_path) == totals
+
+
+def test_a_batch_handler_finds_the_one_that_is_bad(servers: str, tmp_path: Path) -> None:
+    printed = run("batch_handler.py", servers, folder=tmp_path)
+    assert printed == ["249 readings are kept, 1 is a dead letter"]
+
+
+def test_the_snippet_of_the_readme(servers: str, tmp_path: Path, start: Start) -> None:
+    found = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (snippet,) = [each for each in found if "@app.subscribe" in each]
+    assert snippet.count("localhost:9092") == 1
+    program = tmp_path / "readme.py"
+    program.write_text(snippet.replace("localhost:9092", servers))
+    service = start(program)
+    eventually(lambda: service.told("alice owes 9.5"), what="the order of the README")
+    service.stop()
+
+
+# Migrating, step by step: every step goes on where the one before has stopped
+
+
+def test_a_loop_is_migrated_step_by_step(servers: str, tmp_path: Path, start: Start) -> None:
+    steps = EXAMPLES / "migrating"
+
+    app = Penstock(servers)
+
+    def publish(first: int) -> None:
+        """Ten, as `publish_orders.py` does."""
+        for number in range(first, first + 10):
+            order: dict[str, Any] = {"id": number, "customer": f"c{number % 3}"}
+            app.publish_soon(
+                "orders", order, key=order["customer"], headers={"message-id": f"order-{number}"}
+            )
+        assert app.flush() == 0
+
+    def handled(step: str, count: int, *arguments: str) -> set[int]:
+        """By a step that runs until it has billed so many, and is stopped then."""
+        service = start(steps / step, servers, *arguments)
+        eventually(lambda: len(service.told("billed order")) >= count, what=f"{count} bills of {step}")
+        service.stop()
+        return {int(line.split()[2]) for line in service.told("billed order")}
+
+    run("migrating/publish_orders.py", servers, folder=tmp_path)
+    assert handled("step0_loop.py", 10) == set(range(10))
+    publish(10)
+    assert handled("step1_handler.py", 10) == set(range(10, 20))
+    app.publish("orders", b'{"id": "twenty", "customer": "c2"}')
+    publish(20)
+    assert handled("step2_payload.py", 10) == set(range(20, 30))
+    (letter,) = read_all(servers, "orders.dlq")
+    assert header(letter, letters.REASON) == "unreadable"
+    assert "id" in (header(letter, letters.MESSAGE) or "")
+    publish(30)
+    assert handled("step3_retries.py", 10) == set(range(30, 40))
+    publish(40)
+    publish(40)
+    database = f"sqlite:///{tmp_path}/billing.db"
+    assert handled("step4_once.py", 10, database) == set(range(40, 50))
+    with sqlite3.connect(tmp_path / "billing.db") as bills:
+        assert sorted(row[0] for row in bills.execute("SELECT id FROM bills")) == list(range(40, 50))
+    app.close()
+
+
+def test_a_loop_and_an_application_share_a_group_with_the_strategy_of_the_loop(
+    bootstrap: str, unique: Callable[[str], str], group: str
+) -> None:
+    from confluent_kafka import Consumer
+
+    topic = unique("orders")
+    settings: dict[str, Any] = {**QUICK, "partition.assignment.strategy": "range,roundrobin"}
+    app = Penstock(bootstrap, settings=settings)
+    app.create_topic(topic, partitions=2)
+    loop = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, **QUICK})
+    loop.subscribe([topic])
+    eventually(lambda: loop.poll(0.1) is None and len(loop.assignment()) == 2, what="the loop's partitions")
+    handled: list[int] = []
+
+    @app.subscribe(topic, group=group)
+    def handle(message: Message) -> None:
+        handled.append(message.partition)
+
+    def is_shared() -> bool:
+        loop.poll(0.1)
+        return len(loop.assignment()) == 1
+
+    app.start()
+    try:
+        eventually(is_shared, what="a partition each")
+        for partition in (0, 1):
+            app.publish(topic, b"", partition=partition)
+        eventually(lambda: loop.poll(0.1) is not None and len(handled) == 1, what="one message each")
+    finally:
+        loop.close()
+        app.close()
