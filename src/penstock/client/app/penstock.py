@@ -153,6 +153,11 @@ class Penstock:
         """By the handler's name: what each has done so far."""
         return {each.name: self._resources.figures_of(each) for each in self._subscriptions}
 
+    @property
+    def is_running(self) -> bool:
+        """Since `start`, and no subscription has ended by itself; `close` raises why one did."""
+        return bool(self._running) and all(each.is_alive for each in self._running)
+
     def run(self) -> None:
         """Until SIGTERM, SIGINT or `stop`: then what is in hand is finished and committed.
 
@@ -166,7 +171,7 @@ class Penstock:
                 self._finish()
 
     def _wait(self) -> None:
-        while not self._stop.wait(_LOOK_S) and all(each.is_alive for each in self._running):
+        while not self._stop.wait(_LOOK_S) and self.is_running:
             pass
 
     async def arun(self) -> None:
