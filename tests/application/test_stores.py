@@ -502,23 +502,30 @@ def test_a_database_lost_before_the_commit(restartable_postgres: PostgresServer)
         assert store.claim("billing", "a", HOUR_S)
 
 
-def test_transactions_that_lock_each_other_may_be_tried_again(postgres_url: str) -> None:
-    with closing(open_store(postgres_url)) as store:
-        meeting = threading.Barrier(2)
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_transactions_that_lock_each_other_may_be_tried_again(postgres_url: str, is_ours: bool) -> None:
+    meeting = threading.Barrier(2)
 
-        def claim(first: str, second: str) -> str:
-            try:
-                with store.transaction() as transaction:
-                    transaction.claim("billing", first, HOUR_S)
-                    meeting.wait(20)
-                    transaction.claim("billing", second, HOUR_S)
-            except StoreUnavailable:
-                return "again"
-            return "done"
+    def lock(transaction: Any, number: int) -> None:
+        if is_ours:
+            transaction.claim("billing", f"id-{number}", HOUR_S)
+        else:
+            transaction.connection.execute("SELECT pg_advisory_xact_lock(%s)", [number])
 
-        with ThreadPoolExecutor(2) as threads:
-            ends = [threads.submit(claim, *pair) for pair in (("a", "b"), ("b", "a"))]
-            assert sorted(end.result(30) for end in ends) == ["again", "done"]
+    def lock_both(first: int, second: int) -> str:
+        try:
+            with store.transaction() as transaction:
+                lock(transaction, first)
+                meeting.wait(20)
+                lock(transaction, second)
+        except StoreUnavailable:
+            return "again"
+        return "done"
+
+    quick = f"{postgres_url}?options=-c%20deadlock_timeout%3D20ms"
+    with closing(open_store(quick)) as store, ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(lock_both, *pair) for pair in ((1, 2), (2, 1))]
+        assert sorted(end.result(30) for end in ends) == ["again", "done"]
 
 
 def test_redis_goes_away_and_comes_back(fresh_redis: RedisServer) -> None:
@@ -574,6 +581,11 @@ def test_redis_that_wants_a_password(fresh_redis: RedisServer) -> None:
         assert store.claim("billing", "a", HOUR_S)
 
 
+def test_a_redis_cluster_is_refused() -> None:
+    with RedisServer(cluster_enabled="yes") as server, pytest.raises(StoreError, match="single server"):
+        open_store(server.url())
+
+
 def test_options_that_redis_does_not_know(redis_url: str) -> None:
     with pytest.raises(StoreError, match="colour"):
         open_store(f"{redis_url}?colour=green")
@@ -590,6 +602,30 @@ def test_sqlite_locked_by_another_process_is_unavailable(tmp_path: Path) -> None
                 store.claim("billing", "a", HOUR_S)
             assert store.seen("billing", ["a"]) == set()  # readers do not wait
         assert store.claim("billing", "a", HOUR_S)
+
+
+def test_a_transaction_of_sqlite_writes_alone_from_its_first_moment(tmp_path: Path) -> None:
+    """Otherwise it could not write any more once it has read and another has written."""
+    url = f"sqlite:///{tmp_path}/seen.db?timeout=0.05"
+    with closing(open_store(url)) as store, closing(open_store(url)) as other:
+        with store.transaction() as transaction:
+            transaction.connection.execute("SELECT count(*) FROM penstock_seen").fetchall()
+            with pytest.raises(StoreUnavailable):
+                other.mark("billing", ["b"], HOUR_S)
+            assert transaction.claim("billing", "a", HOUR_S)
+        assert other.seen("billing", ["a"]) == {"a"}
+
+
+def test_a_file_that_another_creates_at_the_same_time_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "seen.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("CREATE TABLE results (what)")
+        monkeypatch.setattr("time.sleep", lambda s: other.in_transaction and other.commit())
+        with closing(open_store(f"sqlite:///{path}?timeout=5")) as store:
+            assert store.claim("billing", "a", HOUR_S)
 
 
 def test_a_full_disk_is_not_the_handlers_failure(tmp_path: Path) -> None:

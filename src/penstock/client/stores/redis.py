@@ -39,7 +39,7 @@ class RedisStore:
     def __init__(self, location: Location) -> None:
         self._shown = location.shown
         self._client = self._connect(location.address)
-        self._check_policy()
+        self._check_server()
 
     def seen(self, scope: str, ids: Sequence[str]) -> set[str]:
         found: set[str] = set()
@@ -90,13 +90,19 @@ class RedisStore:
             raise StoreError(f"{self._shown}: {error}") from None
         return client
 
-    def _check_policy(self) -> None:
+    def _check_server(self) -> None:
         """Once for each store: marks that are evicted are duplicates that nobody counts."""
         try:
             with self._errors_told():
-                policy = self._client.info("memory").get("maxmemory_policy", "noeviction")
+                told = {**self._client.info("cluster"), **self._client.info("memory")}
         except StoreError:
             return  # not everyone may look at it
+        if told.get("cluster_enabled"):
+            self.close()
+            raise StoreError(
+                f"{self._shown} is a node of a Redis Cluster: marks need a single server, with replicas or not"
+            )
+        policy = told.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             _LOGGER.warning(
                 "%s has maxmemory-policy %s: it may forget marks when memory is short, "
