@@ -40,12 +40,15 @@ def _opened(bootstrap: str, properties: list[str] | None) -> "Iterator[Cluster]"
     from penstock.cli.dlq_topics import no_letters
     from penstock.cli.raw import open_cluster
     from penstock.client.deadletters.topics import NoLetters
+    from penstock.client.deadletters.turns import Overtaken
 
     with open_cluster(bootstrap, properties) as cluster:
         try:
             yield cluster
         except NoLetters as error:
             raise no_letters(error) from None
+        except Overtaken as error:
+            raise Failure(str(error), hint="run it again, once they are done") from None
 
 
 @app.command("list")

@@ -1,5 +1,6 @@
 """`penstock dlq` against a real broker: letters looked at, corrected, replayed once, and given up."""
 
+import itertools
 import json
 import time
 
@@ -9,6 +10,7 @@ from tests.compat import share
 from tests.compat.message import Message
 from tests.waiting import eventually
 
+from penstock.client.deadletters.replaying import Replay, Request, survey
 from penstock.client.deadletters.turns import Overtaken, turn_query
 from penstock.client.letters import RETRY_SETTINGS, is_for, origin_of, replayed_topic
 from penstock.client.positions import commit
@@ -282,6 +284,48 @@ def test_one_turn_for_all_tools_and_for_spark(office, orders, dead, unique):
         begin(cluster, turn_query(dead))
         with pytest.raises(Overtaken):
             second.check()
+
+
+def replay_of(cluster, dead, **options):
+    request = Request(topic=cluster.await_topic(dead), id="test", rate_per_s=4)
+    clock = itertools.count(0, 10)
+    return Replay(cluster, request, survey(cluster, request), clock=lambda: next(clock), **options)
+
+
+def test_what_was_replayed_since_the_survey_is_left_out(office, orders, dead):
+    with office.cluster() as cluster, office.cluster() as other:
+        slow, quick = replay_of(cluster, dead), replay_of(other, dead)
+        assert quick.run(LettersTurn(other, dead)).replayed == 20
+        outcome = slow.run(LettersTurn(cluster, dead))
+        assert (outcome.replayed, outcome.done_before) == (0, 20)
+    assert office.numbers(orders) == list(range(20))
+
+
+def test_who_begins_takes_the_turn_from_who_was_before(office, orders, dead):
+    """The first of two is in the middle when the second begins: it stops, and nothing is written twice."""
+    with office.cluster() as cluster, office.cluster() as other:
+
+        def begin_another(done):
+            if done == 8:
+                assert replay_of(other, dead).run(LettersTurn(other, dead)).replayed == 12
+
+        first = replay_of(cluster, dead, progress=begin_another)
+        with pytest.raises(
+            Overtaken, match=f"somebody else has begun to replay, edit or purge letters of {dead}"
+        ):
+            first.run(LettersTurn(cluster, dead))
+        assert first.outcome.replayed == 8
+    assert office.numbers(orders) == list(range(20))
+
+
+def test_stopped_between_two_transactions(office, orders, dead):
+    with office.cluster() as cluster:
+        told = []
+        stopped = replay_of(cluster, dead, progress=told.append, should_stop=lambda: told[-1:] == [12])
+        outcome = stopped.run(LettersTurn(cluster, dead))
+        assert (outcome.replayed, outcome.is_stopped) == (12, True)
+        assert replay_of(cluster, dead).run(LettersTurn(cluster, dead)).replayed == 8
+    assert office.numbers(orders) == list(range(20))
 
 
 # Correcting

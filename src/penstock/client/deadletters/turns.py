@@ -44,9 +44,7 @@ def taken(cluster: Cluster, turn: Turn, topic: str) -> Iterator[RawProducer]:
         with _begun(cluster, turn) as producer:
             yield producer
     except Fenced:
-        raise Overtaken(
-            f"somebody else has begun to replay, edit or purge letters of {topic}; run this again to go on"
-        ) from None
+        raise Overtaken(f"somebody else has begun to replay, edit or purge letters of {topic}") from None
 
 
 def _begun(cluster: Cluster, turn: Turn) -> RawProducer:
