@@ -88,10 +88,11 @@ class AtLeastOnce:
         self._session.letterbox.settle()
 
     def stop(self) -> None:
-        rest, _ = self._session.runner.interrupt(0.0)
-        self._session.membership.put_back(rest)
+        self._session.membership.put_back(self._session.runner.trim())
 
     def finish(self) -> None:
+        rest, _ = self._session.runner.interrupt(HAND_OVER_S)
+        self._session.membership.put_back(rest)
         self._session.runner.drain()
         self._commit_if_possible()
 
@@ -99,7 +100,7 @@ class AtLeastOnce:
         return {}
 
     def revoked(self, places: Sequence[Place]) -> None:
-        rest, in_hand = self._session.runner.interrupt(HAND_OVER_S)
+        rest, in_hand = self._session.runner.interrupt(HAND_OVER_S, places)
         self._session.membership.put_back(rest)
         gone = [raw for raw in in_hand if (raw.topic(), raw.partition()) in places]
         if gone:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from penstock.client.app.figures import Figures
 from penstock.client.app.guarding import Stopped
 from penstock.client.app.handling import Call, Chunk, Unreadable
+from penstock.client.app.membership import Place
 
 __all__ = ["Failed", "Inline", "InlineBatches", "Runner"]
 
@@ -25,8 +26,13 @@ class Runner(Protocol):
     def pending(self) -> list[Any]:
         """Taken and not handled yet."""
 
-    def interrupt(self, timeout_s: float) -> tuple[list[Any], list[Any]]:
-        """Begin nothing more: what was not begun, and what is still in hand after that time."""
+    def trim(self) -> list[Any]:
+        """Taken back without a gap: nothing that comes later in its partition was begun."""
+
+    def interrupt(
+        self, timeout_s: float, places: Sequence[Place] | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        """Begin nothing more (of these partitions): what was not begun, and what is still in hand after that time."""
 
     def drain(self) -> None:
         """Return when nothing is pending."""
@@ -69,10 +75,16 @@ class _Sequential:
     def pending(self) -> list[Any]:
         return list(self._left)
 
-    def interrupt(self, timeout_s: float) -> tuple[list[Any], list[Any]]:
-        batch = self._batch
+    def trim(self) -> list[Any]:
         rest = list(self._rest)
         self._taken_away += len(rest)
+        return rest
+
+    def interrupt(
+        self, timeout_s: float, places: Sequence[Place] | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        batch = self._batch
+        rest = self.trim()
         if self._idle.wait(timeout_s):
             return rest, []
         begun = len(batch) - len(rest)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from queue import SimpleQueue
 from typing import Any, Final
@@ -16,6 +16,7 @@ from penstock.client.app.figures import Figures
 from penstock.client.app.guarding import Stopped
 from penstock.client.app.handling import Call
 from penstock.client.app.inline import Failed
+from penstock.client.app.membership import Place
 
 __all__ = ["AsyncLanes", "ThreadLanes"]
 
@@ -33,6 +34,8 @@ class _Lanes:
         self._numbers = count()
         self._open: dict[int, Any] = {}
         self._begun: set[int] = set()
+        #: How far partitions are begun.
+        self._reached: dict[Place, int] = {}
         #: Not tried, because the application ends.
         self._left: set[int] = set()
         self._error: Exception | None = None
@@ -62,6 +65,8 @@ class _Lanes:
             raw = self._open.get(number)
             if raw is not None:
                 self._begun.add(number)
+                place = _place(raw)
+                self._reached[place] = max(self._reached.get(place, -1), raw.offset())
             return raw
 
     def _end(self, number: int, *, well: bool) -> None:
@@ -97,17 +102,40 @@ class _Lanes:
     def is_full(self) -> bool:
         return len(self._open) >= self._in_flight_max
 
-    def interrupt(self, timeout_s: float) -> tuple[list[Any], list[Any]]:
+    def trim(self) -> list[Any]:
         with self._changed:
-            waiting = [number for number in self._open if number not in self._begun]
-            rest = [self._open.pop(number) for number in waiting]
-            self._changed.wait_for(lambda: not self._open, timeout_s)
-            return rest, list(self._open.values())
+            return self._take_back(lambda raw: raw.offset() > self._reached.get(_place(raw), -1))
+
+    def _take_back(self, chosen: Callable[[Any], bool]) -> list[Any]:
+        waiting = [number for number, raw in self._open.items() if number not in self._begun and chosen(raw)]
+        return [self._open.pop(number) for number in waiting]
+
+    def interrupt(
+        self, timeout_s: float, places: Sequence[Place] | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        """What was overtaken by messages of other lanes is done too, if there is time: positions have no gaps."""
+
+        def concerned(raw: Any) -> bool:
+            return places is None or _place(raw) in places
+
+        with self._changed:
+            rest = self.trim()
+            self._changed.wait_for(lambda: not any(map(concerned, self._in_work())), timeout_s)
+            rest += self._take_back(concerned)
+            rest.sort(key=lambda raw: (_place(raw), raw.offset()))
+            return rest, [raw for raw in self._in_work() if concerned(raw)]
+
+    def _in_work(self) -> list[Any]:
+        return [raw for number, raw in self._open.items() if number not in self._left]
 
     def drain(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._open.keys() <= self._left)
         self.pending()
+
+
+def _place(raw: Any) -> Place:
+    return raw.topic(), raw.partition()
 
 
 class ThreadLanes(_Lanes):

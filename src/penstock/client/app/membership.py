@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from penstock.client.app.settings import ApplicationError, Settings
@@ -25,6 +26,8 @@ _COMMITTED_S: Final = 15.0
 #: A busy member polls so often at least, as a part of max.poll.interval.ms.
 _KEEP_PART: Final = 4
 _POLL_INTERVAL_MS: Final = 300_000
+#: Not 0: the library takes the time that a callback needs within such a call for one in which nobody polls.
+_MORE_S: Final = 0.001
 
 
 class CommitRefused(ClientError):
@@ -63,7 +66,13 @@ class Membership:
         self._stash: list[Any] = []
         self._lock = threading.RLock()
         self._paused: set[Place] = set()
+        #: What the group is known to have, and what it was asked to keep.
         self._committed: dict[Place, int] = {}
+        self._sent: dict[Place, int] = {}
+        #: Positions to which we went back, of which the library tells nothing until it has read on from there.
+        self._sought: dict[Place, int] = {}
+        #: Raised where nobody would hear of it.
+        self._failure: Exception | None = None
         self.places: set[Place] = set()
         self._busy_since: float | None = None
         self._closing = threading.Event()
@@ -74,17 +83,24 @@ class Membership:
     # -- messages ------------------------------------------------------------------------------------
 
     def take(self, count_max: int, timeout_s: float) -> list[Any]:
-        """Raises ClientError for what cannot get better by itself."""
+        """As soon as there is something. Raises ClientError for what cannot get better by itself."""
         self._busy_since = None
         with self._lock:
-            if self._stash:
-                stash, self._stash = self._stash, []
-                return stash
-            taken = self._consumer.consume(count_max, timeout_s)
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            taken, self._stash = self._stash, []
+            if not taken:
+                taken = self._consumer.consume(count_max, _MORE_S) or self._await(count_max, timeout_s)
         self._busy_since = time.monotonic()
         if any(message.error() is not None for message in taken):
             return self._without_errors(taken)
         return list(taken)
+
+    def _await(self, count_max: int, timeout_s: float) -> list[Any]:
+        """The library waits for all that it may hand out, so it is asked for one first."""
+        first = self._consumer.poll(timeout_s)
+        return [] if first is None else [first, *self._consumer.consume(count_max - 1, _MORE_S)]
 
     def _without_errors(self, taken: list[Any]) -> list[Any]:
         from confluent_kafka import KafkaError
@@ -121,8 +137,32 @@ class Membership:
                     continue
                 try:
                     self._consumer.seek(_at(topic, partition, offset))
+                    self._sought[topic, partition] = offset
                 except KafkaException as error:
                     _LOG.warning("%s[%d]: %s", topic, partition, error.args[0].str())
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """No partition goes away or comes meanwhile."""
+        with self._lock:
+            yield
+
+    def offset_at(self, place: Place, timestamp_ms: int) -> int:
+        """Of the first message that is not older; the end where there is none. Raises ClientError."""
+        from confluent_kafka import KafkaException
+
+        topic, partition = place
+        try:
+            (told,) = self._consumer.offsets_for_times(
+                [_at(topic, partition, timestamp_ms)], timeout=_WATERMARKS_S
+            )
+            if told.error is None and told.offset < 0:
+                return int(self._consumer.get_watermark_offsets(told, timeout=_WATERMARKS_S)[1])
+        except KafkaException as error:
+            raise ClientError(f"{topic}[{partition}]: {error.args[0].str()}") from None
+        if told.error is not None:
+            raise ClientError(f"{topic}[{partition}]: {told.error.str()}")
+        return int(told.offset)
 
     def pause(self, places: Iterable[Place]) -> None:
         with self._lock:
@@ -145,7 +185,9 @@ class Membership:
         with self._lock:
             asked = [_at(*place) for place in sorted(self.places)]
             told = self._consumer.position(asked) if asked else []
-            found = {(each.topic, each.partition): each.offset for each in told if each.offset >= 0}
+            found = self._sought | {
+                (each.topic, each.partition): each.offset for each in told if each.offset >= 0
+            }
             for message in [*self._stash, *pending]:
                 place = message.topic(), message.partition()
                 if place in found:
@@ -153,10 +195,11 @@ class Membership:
         return found
 
     def commit(self, positions: Mapping[Place, int], *, wait: bool) -> None:
-        """Only what has moved. Raises CommitRefused, CommitLost where it waits."""
+        """Only what has moved. Raises CommitRefused, CommitLost where it waits, and else it is known to be kept."""
         from confluent_kafka import KafkaException
 
-        moved = {place: at for place, at in positions.items() if self._committed.get(place) != at}
+        before = self._committed if wait else self._sent
+        moved = {place: at for place, at in positions.items() if before.get(place) != at}
         if not moved:
             return
         offsets = [_at(*place, offset) for place, offset in sorted(moved.items())]
@@ -167,7 +210,10 @@ class Membership:
         for answer in answers or () if wait else ():
             if answer.error is not None:
                 raise _commit_error(answer.error)
-        self._committed.update(moved)
+        if wait:
+            self._kept(moved)
+        else:
+            self._sent.update(moved)
 
     def metadata(self) -> Any:
         """Of the group, for transactions."""
@@ -204,8 +250,13 @@ class Membership:
     # -- rebalances ----------------------------------------------------------------------------------
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
+        from confluent_kafka import KafkaException
+
         places = [(each.topic, each.partition) for each in partitions]
-        positions = {**self._starts(consumer, partitions), **self._work.assigned(places)}
+        try:
+            positions = {**self._starts(consumer, partitions), **self._work.assigned(places)}
+        except KafkaException as error:
+            raise ClientError(f"the group's positions cannot be had: {error.args[0].str()}") from None
         chosen = [_at(*place, positions[place]) for place in places]
         if self._settings.get("partition.assignment.strategy") == "cooperative-sticky" or (
             self._settings.get("group.protocol") == "consumer"
@@ -225,7 +276,7 @@ class Membership:
             return {}
         told = consumer.committed(partitions, timeout=_COMMITTED_S)
         known = {(each.topic, each.partition): each.offset for each in told if each.offset >= 0}
-        self._committed.update(known)
+        self._kept(known)
         new = {}
         for each in told:
             if each.error is not None:
@@ -235,8 +286,12 @@ class Membership:
                 new[each.topic, each.partition] = low if self._starts_first(each.topic) else high
         if new:
             consumer.commit(offsets=[_at(*place, at) for place, at in new.items()], asynchronous=False)
-            self._committed.update(new)
+            self._kept(new)
         return {**known, **new}
+
+    def _kept(self, positions: Mapping[Place, int]) -> None:
+        self._committed.update(positions)
+        self._sent.update(positions)
 
     def _starts_first(self, topic: str) -> bool:
         """Retries are never older than the group, whatever it wants of the topic itself."""
@@ -263,7 +318,8 @@ class Membership:
         gone = set(places)
         self._stash = [m for m in self._stash if (m.topic(), m.partition()) not in gone]
         for place in gone:
-            self._committed.pop(place, None)
+            for known in (self._committed, self._sent, self._sought):
+                known.pop(place, None)
         self._paused -= gone
         self.places -= gone
 
@@ -272,7 +328,7 @@ class Membership:
         if error is None and all(each.error is None for each in partitions):
             return
         for each in partitions:
-            self._committed.pop((each.topic, each.partition), None)
+            self._sent.pop((each.topic, each.partition), None)
         _LOG.warning("positions were not committed: %s", error.str() if error else partitions[0].error.str())
 
     # -- staying in ----------------------------------------------------------------------------------
@@ -290,10 +346,13 @@ class Membership:
         try:
             held = self.places - self._paused
             self.pause(held)
-            message = self._consumer.poll(0)
-            if message is not None and message.error() is None:
+            message = self._consumer.poll(_MORE_S)
+            if message is not None:
                 self._stash.append(message)
             self.resume(held)
+        except Exception as error:
+            # For whoever takes messages next.
+            self._failure = error
         finally:
             self._lock.release()
 
