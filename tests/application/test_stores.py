@@ -249,7 +249,7 @@ def test_the_transaction_is_not_the_handlers_to_end(sql_store: DedupeStore, how:
         put(connection, "paid a")
         getattr(connection, how)()
 
-    with pytest.raises((StoreError, psycopg.ProgrammingError)):
+    with pytest.raises((TransactionSpoiled, psycopg.ProgrammingError)):
         handle(sql_store, work)
     assert results(sql_store) == []
     assert sql_store.claim("billing", "a", HOUR_S)
@@ -272,7 +272,7 @@ def test_nor_in_sql(sql_store: DedupeStore, statement: str) -> None:
 )
 def test_nor_in_the_other_ways_that_sqlite3_has(tmp_path: Path, work: Callable[[Any], object]) -> None:
     with closing(open_store(f"sqlite:///{tmp_path}/seen.db")) as store:
-        with pytest.raises((StoreError, sqlite3.DatabaseError)):
+        with pytest.raises((TransactionSpoiled, sqlite3.DatabaseError)):
             handle(store, work)
         assert store.claim("billing", "a", HOUR_S)
 
@@ -546,6 +546,17 @@ def test_redis_goes_away_and_comes_back(fresh_redis: RedisServer) -> None:
         fresh_redis.stop()
         fresh_redis.start()
         assert store.claim("billing", "b", HOUR_S)
+
+
+def test_a_claim_in_redis_whose_answer_got_lost_is_still_ours(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_store(redis_url)) as store:
+        client = store._client  # type: ignore[attr-defined]
+        send = client.set
+        monkeypatch.setattr(client, "set", lambda *what, **how: (send(*what, **how), send(*what, **how))[1])
+        assert store.claim("billing", "a", HOUR_S)
+        assert not store.claim("billing", "a", HOUR_S)
 
 
 def test_redis_without_room_is_unavailable_and_never_silent(fresh_redis: RedisServer) -> None:

@@ -20,7 +20,10 @@ class StoreUnavailable(StoreError):
 
 
 class TransactionSpoiled(StoreError):
-    """The code inside has ended the transaction, or has gone on after a statement failed: nothing of it is kept."""
+    """The code inside has ended the transaction or tried to, or went on after a statement failed: nothing is kept.
+
+    The only StoreError that is the fault of that code.
+    """
 
 
 class Transaction(Protocol):

@@ -38,8 +38,12 @@ class RedisStore:
 
     def __init__(self, location: Location) -> None:
         self._shown = location.shown
-        self._client = self._connect(location.address)
-        self._check_server()
+        self._client = self._made(location.address)
+        try:
+            self._check_server()
+        except StoreError:
+            self.close()
+            raise
 
     def seen(self, scope: str, ids: Sequence[str]) -> set[str]:
         found: set[str] = set()
@@ -77,28 +81,29 @@ class RedisStore:
     def close(self) -> None:
         self._client.close()
 
-    def _connect(self, url: str) -> Any:
+    def _made(self, url: str) -> Any:
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
         try:
-            client = redis.Redis.from_url(url, **{"retry": Retry(NoBackoff(), 1), **_DEFAULTS})
-            with self._errors_told():
-                client.ping()
-        except (TypeError, ValueError) as error:  # an option that redis-py does not know
+            return redis.Redis.from_url(url, **{"retry": Retry(NoBackoff(), 1), **_DEFAULTS})
+        except ValueError as error:
             raise StoreError(f"{self._shown}: {error}") from None
-        return client
 
     def _check_server(self) -> None:
         """Once for each store: marks that are evicted are duplicates that nobody counts."""
+        try:
+            with self._errors_told():
+                self._client.ping()
+        except TypeError as error:  # an option that redis-py does not know
+            raise StoreError(f"{self._shown}: {error}") from None
         try:
             with self._errors_told():
                 told = {**self._client.info("cluster"), **self._client.info("memory")}
         except StoreError:
             return  # not everyone may look at it
         if told.get("cluster_enabled"):
-            self.close()
             raise StoreError(
                 f"{self._shown} is a node of a Redis Cluster: marks need a single server, with replicas or not"
             )

@@ -89,7 +89,7 @@ class LentConnection(sqlite3.Connection):
 
     def _refuse_if_lent(self, why: str = _NOT_YOURS) -> None:
         if self.guard.is_lent:
-            raise StoreError(why)
+            raise TransactionSpoiled(why)
 
 
 class SqliteDatabase:
