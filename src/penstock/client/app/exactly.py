@@ -10,7 +10,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
@@ -203,6 +203,11 @@ class ExactlyOnce:
             publisher.commit(positions, group)
         except ClientError as error:
             self._give_up(publisher, batch, error)
+        except BaseException:
+            # Else it would stay open, and hold readers back until it times out.
+            with suppress(ClientError):
+                publisher.abort()
+            raise
 
     def _give_up(self, publisher: TransactionalPublisher, batch: Sequence[Any], error: ClientError) -> None:
         session = self._session

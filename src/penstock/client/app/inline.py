@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from operator import length_hint
 from typing import Any, Protocol
 
 from penstock.client.app.figures import Figures
@@ -61,12 +62,21 @@ class _Sequential:
         self._rest = iter(batch)
         try:
             self._handle(self._rest)
+        except BaseException:
+            # Neither handled nor a letter: its position must not be committed on the way out.
+            self._leave(self._in_hand())
+            raise
         finally:
             self._batch = ()
             self._idle.set()
 
     def _handle(self, rest: Iterator[Any]) -> None:
         raise NotImplementedError
+
+    def _in_hand(self) -> list[Any]:
+        """What was begun and has not ended."""
+        begun = len(self._batch) - self._taken_away - length_hint(self._rest)
+        return list(self._batch[max(begun - 1, 0) : begun])
 
     def _leave(self, raws: list[Any]) -> None:
         """The application ends before these were tried."""
@@ -144,10 +154,16 @@ class InlineBatches(_Sequential):
         self._figures = figures
         self._count_max = count_max
         self._isolates = isolates
+        self._chunk: list[Any] = []
 
     def _handle(self, rest: Iterator[Any]) -> None:
         while chunk := [raw for _, raw in zip(range(self._count_max), rest, strict=False)]:
+            self._chunk = chunk
             self._call_with(self._readable(chunk))
+        self._chunk = []
+
+    def _in_hand(self) -> list[Any]:
+        return list(self._chunk)
 
     def _readable(self, chunk: Sequence[Any]) -> list[tuple[Any, Any]]:
         good = []

@@ -15,6 +15,7 @@ from penstock.client.app.contracts import AtLeastOnce, Session
 from penstock.client.app.handling import Call
 from penstock.client.app.membership import Place
 from penstock.client.ledgers import Fenced, Ledger, Position
+from penstock.client.stores import StoreUnavailable
 
 __all__ = ["Book", "Ledgered", "entering"]
 
@@ -79,7 +80,9 @@ class Ledgered(AtLeastOnce):
         self._fenced = False
 
     def failed(self, raw: Any, error: Exception) -> None:
-        """A letter first, then the position; a fenced member sends none."""
+        """A letter first, then the position; a fenced member sends none. Raises what is no fault of the message."""
+        if isinstance(error, StoreUnavailable):
+            raise error
         if isinstance(error, Fenced):
             self._fenced = True
             return
