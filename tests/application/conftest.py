@@ -1,6 +1,7 @@
 """Real PostgreSQL and Redis servers: one of each for a process of tests, and in them a place for each test."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.servers import PostgresServer, RedisServer
@@ -50,3 +51,20 @@ def fresh_redis() -> Iterator[RedisServer]:
     """A server of one's own, to stop, kill and restart; what it has answered is on disk."""
     with RedisServer(appendonly="yes", appendfsync="always") as server:
         yield server
+
+
+@pytest.fixture(params=["sqlite", "redis", "postgresql"])
+def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return _url(request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def sql_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return _url(request, tmp_path)
+
+
+def _url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    fixtures = {"redis": "redis_url", "postgresql": "postgres_url"}
+    if request.param in fixtures:
+        return str(request.getfixturevalue(fixtures[request.param]))
+    return f"sqlite:///{tmp_path}/seen.db"
