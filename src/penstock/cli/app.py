@@ -16,6 +16,7 @@ from penstock.cli import (
     demo,
     dlq,
     group,
+    outbox,
     pipeline,
     produce,
     serve,
@@ -39,6 +40,7 @@ VERBS = [
     "group",
     "transaction",
     "dlq",
+    "outbox",
     "pipeline",
     "cluster",
     "config",
@@ -104,6 +106,7 @@ app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
 app.add_typer(transaction.app, name="transaction")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(outbox.app, name="outbox")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(cluster.app, name="cluster")
 app.command("config")(with_flags(SETTING_FLAGS, config.show))
