@@ -2,10 +2,15 @@
 
 import itertools
 import json
+import os
+import pty
+import signal
+import subprocess
 import time
 
 import pytest
 from tests.application.dlq.letters import MOMENT_MS, OWN, letter
+from tests.brokers import executable
 from tests.compat import share
 from tests.compat.message import Message
 from tests.waiting import eventually
@@ -328,6 +333,30 @@ def test_stopped_between_two_transactions(office, orders, dead):
     assert office.numbers(orders) == list(range(20))
 
 
+def test_a_bar_for_who_looks_on_and_an_end_between_two_letters(office, orders, dead):
+    ours, theirs = pty.openpty()
+    words = ["dlq", "replay", dead, "--rate", "4", "--bootstrap", office.bootstrap]
+    with subprocess.Popen([*executable(), *words], stderr=theirs, stdin=subprocess.DEVNULL) as process:
+        os.close(theirs)
+        eventually(lambda: office.read(orders), what="the first letter")
+        process.send_signal(signal.SIGTERM)
+        told = b"".join(iter(lambda: _read(ours), b"")).decode()
+        assert process.wait(20) == 1
+    os.close(ours)
+    replayed = len(office.read(orders))
+    assert f"{replayed}/20" in told
+    assert f"{replayed} letters of {dead} replayed" in told
+    assert "stopped; run it again to go on" in told
+    assert 0 < replayed < 20
+
+
+def _read(terminal):
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # how a terminal says that nobody is there any more
+        return b""
+
+
 # Correcting
 
 
@@ -423,6 +452,7 @@ def test_all_of_it(penstock, answer, office, orders, dead):
 # Of share groups
 
 
+@pytest.mark.usefixtures("tuned_broker")
 def test_what_a_share_group_gave_up_goes_back_to_everybody(penstock, answer, office, unique):
     """The broker writes these letters, and there is no topic of retries: only the original topic is a way back."""
     topic, group = office.create(unique("jobs")), unique("workers")
