@@ -477,3 +477,28 @@ def test_a_payload_that_a_handler_cannot_publish_is_its_own_failure(
     assert tried == [1, 1]
     (letter,) = read_all(bootstrap, dead_letter_topic(topic))
     assert header(letter, letters.REASON) == "attempts exhausted"
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_many_messages_go_in_one_compressed_batch(
+    bootstrap: str, unique: Callable[[str], str], codec: str
+) -> None:
+    from penstock.client.batches import batches
+    from penstock.client.cluster import Cluster
+    from penstock.client.fetching import PartitionReader
+    from penstock.client.settings import ConnectionSettings
+
+    topic = unique("orders")
+    app = Penstock(bootstrap, settings={"compression.type": codec, "linger.ms": 200})
+    app.create_topic(topic, partitions=1)
+    for future in [app.publish_soon(topic, Order(number, "c" * 50), key="k") for number in range(100)]:
+        future.result(30)
+    app.close()
+    cluster = Cluster(ConnectionSettings.parse({"bootstrap.servers": bootstrap}))
+    try:
+        data = PartitionReader(cluster, topic, None, 0).fetch(0, wait_ms=1_000).data
+        (batch,) = batches(data)
+        assert batch.header.codec.name.lower() == codec
+        assert batch.header.record_count == 100
+    finally:
+        cluster.close()
