@@ -44,8 +44,8 @@ def _summary_row(found: Summary) -> list[Cell]:
         *(found.done[state] for state in (State.REPLAYED, State.EDITED, State.PURGED)),
         _when(found.oldest_ms),
         _when(found.newest_ms),
-        ", ".join(name or "?" for name, _ in found.groups.most_common(TOP)) or None,
-        ", ".join(f"{name or '?'} ({count})" for name, count in found.errors.most_common(TOP)) or None,
+        _plain(", ".join(name or "?" for name, _ in found.groups.most_common(TOP))),
+        _plain(", ".join(f"{name or '?'} ({count})" for name, count in found.errors.most_common(TOP))),
     ]
 
 
@@ -86,10 +86,10 @@ def _row(seen: Seen) -> list[Cell]:
         str(letter.spot),
         _when(letter.timestamp_ms),
         _origin(letter.origin),
-        letter.group,
-        letter.handler,
-        cause_of(letter) or None,
-        _first_line(failure.message) or None,
+        _plain(letter.group),
+        _plain(letter.handler),
+        _plain(cause_of(letter)),
+        _plain(_first_line(failure.message)),
         letter.attempts or None,
         seen.state,
     ]
@@ -101,7 +101,12 @@ def _first_line(text: str, *, chars_max: int | None = MESSAGE_CHARS_MAX) -> str:
 
 
 def _origin(origin: Origin | None) -> str | None:
-    return None if origin is None else f"{origin.topic} {origin.partition}:{origin.offset}"
+    return None if origin is None else plain(f"{origin.topic} {origin.partition}:{origin.offset}")
+
+
+def _plain(text: str | None) -> str | None:
+    """None for nothing at all."""
+    return plain(text) if text else None
 
 
 def print_json_lines(found: Iterable[Seen]) -> None:
@@ -161,7 +166,7 @@ def _record_document(letter: Letter) -> dict[str, Any]:
             record.timestamp,
             record.key,
             record.value,
-            letter.own_headers,
+            [(name.encode(errors="replace").decode(), value) for name, value in letter.own_headers],
         )
     )
 
@@ -175,14 +180,14 @@ def print_letter(seen: Seen) -> None:
     headers = [(name, value) for name, value in letter.record.headers if not name.startswith(PREFIXES)]
     if headers:
         print()
-        print_table(["header", "value"], ([name, short_text(value)] for name, value in headers))
+        print_table(["header", "value"], ([plain(name), short_text(value)] for name, value in headers))
     print()
     print("\n".join(value_lines(letter.record.value)))
     # What did not fit into a line is told in full here; a stack trace ends with the message as a rule.
     message, stack = letter.failure.message.strip(), letter.failure.stack.rstrip()
     for text in ("" if message in stack or "\n" not in message else message, stack):
         if text:
-            print(f"\n{text}")
+            print(f"\n{plain(text)}")
 
 
 def _facts(seen: Seen) -> Iterator[tuple[str, Cell]]:
@@ -191,13 +196,13 @@ def _facts(seen: Seen) -> Iterator[tuple[str, Cell]]:
     yield "given up", _when(letter.timestamp_ms)
     yield "from", _origin(origin)
     yield "published", None if origin is None else _when(origin.timestamp_ms)
-    yield "group", letter.group
+    yield "group", _plain(letter.group)
     if letter.handler is not None:
-        yield "handler", letter.handler
+        yield "handler", _plain(letter.handler)
     yield "tries", letter.attempts
-    yield "reason", failure.reason or None
-    yield "error", failure.error_class or None
-    yield "message", _first_line(failure.message, chars_max=None) or None
+    yield "reason", _plain(failure.reason)
+    yield "error", _plain(failure.error_class)
+    yield "message", _plain(_first_line(failure.message, chars_max=None))
     if letter.edited_from is not None:
         yield "edited from", str(letter.edited_from)
     yield "state", _told_state(seen.state, mark)
@@ -237,6 +242,12 @@ def value_lines(value: bytes | None) -> list[str]:
     return json.dumps(document, indent=2, ensure_ascii=False).splitlines()
 
 
+def plain(text: str) -> str:
+    """Without what would do strange things to a terminal: anybody may have written it."""
+    encodable = text.encode(errors="replace").decode()
+    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in encodable)
+
+
 def _text(data: bytes) -> str | None:
     """None for what would do strange things to a terminal."""
     try:
@@ -256,7 +267,11 @@ def _hex_lines(data: bytes) -> Iterator[str]:
 def _when(moment_ms: int | None) -> str | None:
     if moment_ms is None:
         return None
-    return datetime.fromtimestamp(moment_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    try:
+        moment = datetime.fromtimestamp(moment_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(moment_ms)  # whoever published it wrote what they liked
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def print_document(seen: Seen) -> None:

@@ -7,8 +7,19 @@ import pytest
 from penstock.cli import main
 from penstock.cli.dlq_edit import json_style
 from penstock.cli.dlq_options import filter_of, spot_of
-from penstock.cli.dlq_view import short_text, value_lines
+from penstock.cli.dlq_view import (
+    Seen,
+    print_document,
+    print_json_lines,
+    print_letter,
+    print_letters,
+    short_text,
+    value_lines,
+)
 from penstock.cli.failure import Failure
+from penstock.client.deadletters.letter import Letter
+from penstock.protocol.letters import ERROR_STACK, GROUP, MESSAGE
+from penstock.protocol.records import Record
 
 NONE = dict.fromkeys(
     ("since", "until", "errors", "keys", "headers", "groups", "handlers", "partitions", "offsets")
@@ -70,6 +81,27 @@ def test_values_are_shown_as_what_they_are():
         "0xff00",
         "0x610a62",
     ]
+
+
+def test_nothing_that_a_letter_says_gets_at_the_terminal(capsys):
+    """Names, texts and times are whatever somebody wrote."""
+    headers = (
+        (GROUP, b"g\x1b[2J"),
+        (MESSAGE, b"\x07bell\nmore"),
+        (ERROR_STACK, b"\x1b]0;x"),
+        ("a\udcff", b"1"),
+    )
+    for timestamp in (-1, 1 << 62):
+        seen = Seen(Letter("t.dlq", 0, Record(0, timestamp, b"\x1b", b"\x1b", headers)), None)
+        print_letter(seen)
+        print_letters([seen], limit=5, with_topic=True)
+        print_json_lines([seen])
+        print_document(seen)
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert "\x07" not in told
+    assert "g?[2J" in told
+    told.encode()
 
 
 def test_json_that_would_not_come_out_the_same_is_left_as_it_is():

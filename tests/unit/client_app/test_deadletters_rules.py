@@ -76,6 +76,7 @@ def test_what_tells_nothing_is_of_no_group_and_has_no_error():
     assert not Filter(handlers=("*",)).matches(stray)
     assert not Filter(errors=("?*",)).matches(stray)
     assert is_error("*", "")
+    assert is_error("shop.Error[int]", "shop.Error[int]"), "a name is not only a pattern"
 
 
 def test_places_as_people_write_them():

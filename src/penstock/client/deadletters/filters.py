@@ -60,8 +60,13 @@ class Filter:
 
 def is_error(pattern: str, error_class: str) -> bool:
     """`ValueError` is meant by its own name, by that with its module, and by patterns of both."""
-    return fnmatchcase(error_class, pattern) or fnmatchcase(error_class.rpartition(".")[2], pattern)
+    return _is_meant(pattern, error_class) or _is_meant(pattern, error_class.rpartition(".")[2])
 
 
 def _is_any(patterns: tuple[str, ...], name: str | None) -> bool:
-    return name is not None and any(fnmatchcase(name, each) for each in patterns)
+    return name is not None and any(_is_meant(each, name) for each in patterns)
+
+
+def _is_meant(pattern: str, name: str) -> bool:
+    """A name with brackets in it is a pattern that it may not fit itself."""
+    return name == pattern or fnmatchcase(name, pattern)
