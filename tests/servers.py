@@ -38,12 +38,24 @@ POSTGRES_SETTINGS = {
     "wal_level": "minimal",
     "max_wal_senders": "0",
     "max_connections": "60",
+    "max_wal_size": "64MB",
+    "min_wal_size": "2MB",
+    "wal_init_zero": "off",
     "shared_buffers": "16MB",
     "dynamic_shared_memory_type": "mmap",
     "listen_addresses": "127.0.0.1",
     "timezone": "UTC",
     "jit": "off",
 }
+SHARED_DATABASE = "shared"
+#: Whoever an earlier test has left there is sent away; then all is as in a new database.
+EMPTYING = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    "DROP SCHEMA public CASCADE",
+    "CREATE SCHEMA public",
+    "GRANT USAGE ON SCHEMA public TO PUBLIC",
+)
 REDIS_SETTINGS = {"save": "", "appendonly": "no", "bind": "127.0.0.1", "maxmemory-policy": "noeviction"}
 
 
@@ -162,7 +174,7 @@ class KeptServer:
 
 
 class PostgresServer(KeptServer):
-    """`server.url()` is a database; `server.new_database()` one that no other test has."""
+    """`server.empty_database()` is for one test at a time, `server.new_database()` is never used again."""
 
     name = "postgres"
     stop_signal = signal.SIGINT
@@ -173,6 +185,7 @@ class PostgresServer(KeptServer):
         super().__init__(unprivileged_user() if os.geteuid() == 0 else None)
         self._programs = programs if not self.user else reachable(programs, self.folder)
         self._databases = 0
+        self._has_shared = False
 
     @property
     def data(self) -> Path:
@@ -181,7 +194,14 @@ class PostgresServer(KeptServer):
     def preparation(self) -> list[str]:
         if (self.data / "postgresql.conf").exists():
             return []
-        options = ["--locale=C", "--encoding=UTF8", "--auth=trust", "--username=postgres", "--no-sync"]
+        options = [
+            "--locale=C",
+            "--encoding=UTF8",
+            "--auth=trust",
+            "--username=postgres",
+            "--no-sync",
+            "--wal-segsize=1",
+        ]
         return [str(self._programs / "initdb"), f"--pgdata={self.data}", *options]
 
     def command(self) -> list[str]:
@@ -205,10 +225,19 @@ class PostgresServer(KeptServer):
         self.run(f"CREATE DATABASE {name}")
         return self.url(name)
 
-    def run(self, statement: str) -> None:
+    def empty_database(self) -> str:
+        """The URL of a database that is emptied now: a new one is three hundred files, which all tests would feel."""
+        if not self._has_shared:
+            self.run(f"CREATE DATABASE {SHARED_DATABASE}")
+            self._has_shared = True
+        for statement in EMPTYING:
+            self.run(statement, SHARED_DATABASE)
+        return self.url(SHARED_DATABASE)
+
+    def run(self, statement: str, database: str = "postgres") -> None:
         import psycopg
 
-        with psycopg.connect(self.url(), autocommit=True, connect_timeout=5) as connection:
+        with psycopg.connect(self.url(database), autocommit=True, connect_timeout=5) as connection:
             connection.execute(statement)
 
 

@@ -16,8 +16,8 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> str:
-    """An empty database that no other test has."""
-    return postgres_server.new_database()
+    """An empty database; tests of one process have it one after the other."""
+    return postgres_server.empty_database()
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def second_postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def restartable_postgres(second_postgres: PostgresServer) -> PostgresServer:
-    """To stop, kill and restart; take a `new_database()`, for the others have seen earlier tests."""
+    """To stop, kill and restart; take its `empty_database()`."""
     return second_postgres if second_postgres.is_running else second_postgres.start()
 
 

@@ -263,7 +263,7 @@ def test_the_connection_may_be_set_as_the_user_likes(ledger: Ledger) -> None:
 
 
 def test_a_database_lost_in_a_transaction_and_back_again(restartable_postgres: PostgresServer) -> None:
-    with closing(open_ledger(restartable_postgres.new_database())) as ledger:
+    with closing(open_ledger(restartable_postgres.empty_database())) as ledger:
         position = ledger.take(GROUP, [PLACE], "one")[PLACE]
 
         def lose_it() -> None:

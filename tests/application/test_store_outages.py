@@ -18,7 +18,7 @@ from penstock.client.stores import StoreError, StoreUnavailable, open_store, sch
 
 
 def test_postgresql_goes_away_and_comes_back(restartable_postgres: PostgresServer) -> None:
-    url = restartable_postgres.new_database()
+    url = restartable_postgres.empty_database()
     with closing(open_store(url)) as store:
         store.mark("billing", ["a"], HOUR_S)
         restartable_postgres.kill()
@@ -38,7 +38,7 @@ def test_postgresql_goes_away_and_comes_back(restartable_postgres: PostgresServe
 def test_connections_that_lay_idle_through_a_restart_are_replaced(
     restartable_postgres: PostgresServer,
 ) -> None:
-    with closing(open_store(restartable_postgres.new_database())) as store:
+    with closing(open_store(restartable_postgres.empty_database())) as store:
         with store.transaction(), store.transaction():
             pass  # two connections
         restartable_postgres.stop()
@@ -58,7 +58,7 @@ def test_a_database_lost_within_a_transaction_is_not_the_handlers_failure(
         with contextlib.suppress(psycopg.Error) if is_passed_over else contextlib.nullcontext():
             connection.execute("SELECT 1")
 
-    with closing(open_store(restartable_postgres.new_database())) as store:
+    with closing(open_store(restartable_postgres.empty_database())) as store:
         with pytest.raises(StoreUnavailable):
             handle(store, work)
         restartable_postgres.start()
@@ -66,7 +66,7 @@ def test_a_database_lost_within_a_transaction_is_not_the_handlers_failure(
 
 
 def test_a_database_lost_before_the_commit(restartable_postgres: PostgresServer) -> None:
-    with closing(open_store(restartable_postgres.new_database())) as store:
+    with closing(open_store(restartable_postgres.empty_database())) as store:
         with pytest.raises(StoreUnavailable, match="not known"):
             handle(store, lambda connection: restartable_postgres.kill())
         restartable_postgres.start()
