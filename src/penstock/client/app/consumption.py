@@ -19,7 +19,7 @@ from penstock.client.retrying import Backoff as Rests
 __all__ = ["Consumption"]
 
 _LOG: Final = logging.getLogger("penstock.client")
-_TAKE_S: Final = 0.5
+_TAKE_S: Final = 0.2
 _RESTS: Final = Rests(base_ms=200, cap_ms=10_000)
 
 
