@@ -204,7 +204,7 @@ def _document(found: Rejected) -> dict[str, Any]:
 
 def _chosen(shard: str, shards: int) -> range:
     if shard == _ALL_SHARDS:
-        return range(shards)
+        return range(max(shards, 1))  # a relay says what is wrong with none
     if not shard.isdecimal():
         raise Failure(f"--shard takes a number or all, not {shard!r}", exit_code=WRONG_USAGE)
     return range(int(shard), int(shard) + 1)

@@ -358,3 +358,25 @@ def test_rows_for_a_topic_that_is_not_there_are_rejected(
         assert values(broker.bootstrap_servers, "there") == [b"2"]
     finally:
         broker.kill()
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_rows_that_others_have_written_wrongly_are_rejected(
+    relay: Callable[..., Relay], url: str, bootstrap: str, topic: str
+) -> None:
+    make_topic(bootstrap, topic)
+    with Shop(url).connected() as connection:
+        for name, partition, headers in [
+            ("no topic", "NULL", "[]"),
+            ("", "NULL", "[]"),
+            (topic, "-3", "[]"),
+            (topic, "NULL", "7"),
+            (topic, "NULL", "{"),
+        ]:
+            connection.execute(
+                "INSERT INTO penstock_outbox (shard_hash, topic, partition, value, headers, message_id) "
+                f"VALUES (1, '{name}', {partition}, 'v', '{headers}', 'm')"
+            )
+    put(url, (topic, "fine", "k"))
+    assert relay().run(once=True).rejected == 5
+    assert values(bootstrap, topic) == [b"fine"]

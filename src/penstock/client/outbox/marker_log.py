@@ -13,6 +13,7 @@ from penstock.client.outbox.markers import MARKER_SETTINGS, Marker, marker_topic
 __all__ = ["ensure_topic", "read_markers"]
 
 _POLICY: Final = "cleanup.policy"
+_ASK_S: Final = 10.0
 #: Another relay's open transaction holds readers back until it ends, at the latest when its time is over.
 _READ_S: Final = 180.0
 
@@ -23,7 +24,8 @@ def ensure_topic(settings: Settings, name: str) -> None:
     from confluent_kafka.admin import NewTopic
 
     topic, admin = marker_topic(name), admin_of(settings)
-    made = admin.create_topics([NewTopic(topic, num_partitions=1, config=dict(MARKER_SETTINGS))])
+    wanted = NewTopic(topic, num_partitions=1, config=dict(MARKER_SETTINGS))
+    made = admin.create_topics([wanted], request_timeout=_ASK_S)
     try:
         made[topic].result()
     except KafkaException as error:
@@ -38,7 +40,7 @@ def _check_policy(admin: Any, topic: str) -> None:
 
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
     try:
-        policy = admin.describe_configs([resource])[resource].result()[_POLICY].value
+        policy = admin.describe_configs([resource], request_timeout=_ASK_S)[resource].result()[_POLICY].value
     except KafkaException as error:
         if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             return  # not everyone may look at settings

@@ -25,7 +25,7 @@ from penstock.client.outbox.marker_log import ensure_topic, read_markers
 from penstock.client.outbox.markers import SHARDS_MAX, Marker, check_name, marker_topic, transactional_id
 from penstock.client.outbox.rows import Row
 from penstock.client.outbox.sending import Sender
-from penstock.client.retrying import Backoff
+from penstock.client.retrying import Backoff, Deadline
 
 __all__ = ["OnReject", "Relay", "RelayCounts"]
 
@@ -34,6 +34,8 @@ BATCH_ROWS_MAX: Final = 10_000
 BATCH_BYTES: Final = 8 << 20
 _POLL_S: Final = 5.0
 _STANDBY_S: Final = 0.5
+#: Who only looks whether there is a relay holds its lock for a moment.
+_ONCE_MS: Final = 500
 _RESTS: Final = Backoff(base_ms=100, cap_ms=10_000)
 
 
@@ -150,13 +152,14 @@ class Relay:
     def _await_shard(self, database: Database, stopping: threading.Event, once: bool) -> bool:
         """False if it is time to stop."""
         is_told = False
+        patience = Deadline(_ONCE_MS)
         while not database.hold_shard(self.shard):
-            if once:
+            if once and patience.is_over:
                 raise OutboxError(f"another relay is at work on shard {self.shard} of {self.shards}")
-            if not is_told:
+            if not is_told and not once:
                 self.say("another relay is at work; waits to take its place")
                 is_told = True
-            if stopping.wait(_STANDBY_S):
+            if stopping.wait(_ONCE_MS / 10_000 if once else _STANDBY_S):
                 return False
             database.query("SELECT 1")  # a session that is lost waits for nothing
         return True

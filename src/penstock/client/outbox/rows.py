@@ -21,6 +21,7 @@ __all__ = [
     "new_row",
     "row_headers",
     "shard_hash",
+    "topic_flaw",
 ]
 
 HASH_MAX: Final = (1 << 31) - 1
@@ -64,10 +65,8 @@ def new_row(
     message_id: str,
 ) -> NewRow:
     """`message_id` counts unless the headers have one. Raises ValueError for what no broker would take."""
-    if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-        raise ValueError(
-            f"{topic!r} is no name of a topic: 1 to 249 letters, digits, full stops, hyphens and underscores"
-        )
+    if (flaw := topic_flaw(topic)) is not None:
+        raise ValueError(flaw)
     if partition is not None and not 0 <= partition <= _PARTITION_MAX:
         raise ValueError(f"there is no partition {partition}")
     told = list(headers)
@@ -76,6 +75,13 @@ def new_row(
         raise ValueError(f"a message id has 1 to {MESSAGE_ID_CHARACTERS_MAX} characters, none of them NUL")
     rest = headers_text(header for header in told if header[0] != MESSAGE_ID)
     return NewRow(shard_hash(topic, key, partition), topic, partition, key, value, rest, message_id)
+
+
+def topic_flaw(topic: object) -> str | None:
+    """Why no topic can have this name."""
+    if isinstance(topic, str) and _TOPIC.fullmatch(topic) and topic not in (".", ".."):
+        return None
+    return f"{topic!r} is no name of a topic: 1 to 249 letters, digits, full stops, hyphens and underscores"
 
 
 def _given_id(headers: list[Header]) -> str | None:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from penstock.client.outbox.errors import Disturbed, OutboxError, RowsRefused
+from penstock.client.outbox.errors import Disturbed, RowsRefused
 from penstock.client.outbox.kafka import CALL_S, Settings, passing, producer_of, words
-from penstock.client.outbox.rows import Row, row_headers
+from penstock.client.outbox.rows import Row, row_headers, topic_flaw
 
 __all__ = ["Sender"]
 
@@ -145,6 +145,8 @@ class Sender:
 
     def _look_up(self, topic: str) -> str | None:
         """How many partitions it has, or why it cannot be written to."""
+        if (flaw := topic_flaw(topic)) is not None:
+            return flaw
         deadline = time.monotonic() + _UNKNOWN_TOPIC_S
         while True:
             found = self._metadata(topic)
@@ -164,12 +166,9 @@ class Sender:
         from confluent_kafka import KafkaException
 
         try:
-            found = self._producer.list_topics(topic, timeout=CALL_S).topics[topic]
+            return self._producer.list_topics(topic, timeout=CALL_S).topics[topic]
         except KafkaException as error:
             raise Disturbed(f"{topic}: {words(error)}") from None
-        except (TypeError, ValueError) as error:
-            raise OutboxError(f"{topic!r}: {error}") from None
-        return found
 
 
 def is_refusal(error: Any) -> bool:
