@@ -16,7 +16,7 @@ from tests.compat.message import Message
 from tests.waiting import eventually
 
 from penstock.client.deadletters.replaying import Replay, Request, survey
-from penstock.client.deadletters.turns import Overtaken, turn_query
+from penstock.client.deadletters.turns import Overtaken, taken, turn_query
 from penstock.client.letters import RETRY_SETTINGS, is_for, origin_of, replayed_topic
 from penstock.client.positions import commit
 from penstock.client.producing import RawProducer
@@ -289,6 +289,24 @@ def test_one_turn_for_all_tools_and_for_spark(office, orders, dead, unique):
         begin(cluster, turn_query(dead))
         with pytest.raises(Overtaken):
             second.check()
+
+
+def test_who_is_overtaken_on_the_way_takes_the_turn_again(office, dead):
+    """Somebody begins after our turn was taken, and before our producer is there to be fenced."""
+    takes = []
+
+    class Late(LettersTurn):
+        def take(self):
+            super().take()
+            takes.append(self.name)
+            if len(takes) == 1:
+                begin(other, turn_query(dead))
+
+    with office.cluster() as cluster, office.cluster() as other:
+        begin(other, turn_query(dead))
+        with taken(cluster, Late(cluster, dead), dead) as producer:
+            assert len(takes) == 2
+            assert producer.transactional_id == takes[0]
 
 
 def replay_of(cluster, dead, **options):

@@ -12,9 +12,12 @@ from tests.compat.apache_kafka import ApacheKafka
 
 from penstock.cli import main
 
-pytestmark = pytest.mark.skipif(
-    not apache_kafka.can_be_had(), reason="needs java and the jars in PENSTOCK_KAFKA_LIBS"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not apache_kafka.can_be_had(), reason="needs java and the jars in PENSTOCK_KAFKA_LIBS"
+    ),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")
