@@ -168,3 +168,49 @@ def test_a_database_that_dies_and_comes_back_costs_and_doubles_nothing(
     known = Consumer({"bootstrap.servers": bootstrap, "group.id": group}).list_topics(timeout=10).topics
     if dead_letter_topic(topic) in known:
         assert read_all(bootstrap, dead_letter_topic(topic)) == []
+
+
+def test_a_handler_may_take_a_session_of_sqlalchemy(
+    app: Penstock, topic: str, group: str, database_url: str
+) -> None:
+    from sqlalchemy import text
+
+    execute(database_url, "CREATE TABLE bills (id INTEGER)")
+    publish(app, topic, range(10))
+
+    @app.subscribe(
+        topic,
+        group=group,
+        delivery="exactly-once",
+        ledger=database_url,
+        retry=Backoff(base="50ms", cap="50ms", attempts=2),
+    )
+    def bill(order: dict[str, int], message: Message, session: Any) -> None:
+        session.execute(text("INSERT INTO bills VALUES (:id)"), {"id": order["id"]})
+        session.commit()
+        if order["id"] == 3 and message.attempt == 1:
+            raise RuntimeError("after what it took for a commit")
+
+    with running(app, until=lambda: len(execute(database_url, "SELECT id FROM bills")) >= 10):
+        pass
+    assert sorted(row[0] for row in execute(database_url, "SELECT id FROM bills")) == list(range(10))
+
+
+def test_a_table_that_may_not_be_written_ends_the_subscription(
+    app: Penstock, topic: str, group: str, bootstrap: str, tmp_path: Path
+) -> None:
+    """The set-up is wrong, not the messages: none of them becomes a dead letter."""
+    url = f"sqlite:///{tmp_path}/shop.db"
+    publish(app, topic, range(3))
+
+    @app.subscribe(topic, group=group, delivery="effectively-once", store=url)
+    def bill(order: dict[str, int], connection: Any) -> None: ...
+
+    from penstock.client.stores import open_store
+
+    open_store(url).close()
+    execute(url, "DROP TABLE penstock_seen")
+    execute(url, "CREATE TABLE penstock_seen (other INTEGER)")
+    with pytest.raises(ApplicationError, match="penstock_seen"):
+        app.run()
+    assert read_all(bootstrap, dead_letter_topic(topic)) == []

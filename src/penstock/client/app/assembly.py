@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import quote
 
 from penstock.client.app import effectively, exactly, guarding
 from penstock.client.app.contracts import AtLeastOnce, AtMostOnce, Contract, Session
@@ -22,6 +23,7 @@ from penstock.client.app.lanes import AsyncLanes, ThreadLanes
 from penstock.client.app.letterbox import Letterbox
 from penstock.client.app.membership import Place
 from penstock.client.app.order import KeyOrder, ordered
+from penstock.client.app.outages import raise_outage
 from penstock.client.app.publishing import NotPublished
 from penstock.client.app.replies import replying, replying_async
 from penstock.client.app.resources import Resources, now_ms
@@ -30,7 +32,6 @@ from penstock.client.app.scanning import waiting
 from penstock.client.app.settings import Settings, consumer_settings, producer_settings
 from penstock.client.app.subscription import Subscription
 from penstock.client.letters import retry_level
-from penstock.client.stores import StoreUnavailable
 from penstock.client.tracing import Spans
 
 __all__ = ["Machine", "assemble"]
@@ -151,8 +152,9 @@ class _Assembly:
 
     def _failed(self, raw: Any, error: Exception) -> None:
         """Raises what is no fault of the message: it is read again when that has passed."""
-        if isinstance(error, (StoreUnavailable, TransactionFailed, NotPublished)):
+        if isinstance(error, (TransactionFailed, NotPublished)):
             raise error
+        raise_outage(error)
         if not self._sub.dead_letters:
             raise error
         letter = self._letterbox.failed(raw, error)
@@ -271,4 +273,4 @@ def default_store(group: str) -> str:
     folder = Path(home) / "penstock"
     folder.mkdir(parents=True, exist_ok=True)
     safe = "".join(each if each.isalnum() or each in "._-" else "_" for each in group)
-    return f"sqlite:///{folder / f'{safe}.seen.db'}"
+    return f"sqlite:///{quote(str(folder / f'{safe}.seen.db'))}"

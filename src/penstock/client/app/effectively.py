@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from penstock.client.app.contracts import AtLeastOnce, Session
 from penstock.client.app.figures import Figures
+from penstock.client.app.handles import handle_named
 from penstock.client.app.handling import Call
 from penstock.client.app.message import id_of
 from penstock.client.stores import DedupeStore
@@ -93,7 +94,8 @@ def within_transaction(call: Call, marks: Marks, handle_name: str, figures: Figu
             if not marks.claim(transaction, id_of(raw)):
                 figures.duplicates += 1
                 return None
-            return call(raw, **{handle_name: transaction.connection})
+            with handle_named(handle_name, transaction.connection) as given:
+                return call(raw, **{handle_name: given})
 
     return handle
 

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from penstock.client.app.contracts import AtLeastOnce, Session
+from penstock.client.app.handles import handle_named
 from penstock.client.app.handling import Call
 from penstock.client.app.membership import Place
+from penstock.client.app.outages import raise_outage
 from penstock.client.ledgers import Fenced, Ledger, Position
-from penstock.client.stores import StoreUnavailable
 
 __all__ = ["Book", "Ledgered", "entering"]
 
@@ -65,7 +66,8 @@ def entering(call: Call, book: Book, handle_name: str) -> Call:
         if book.is_behind(place, offset):
             return None
         with book.ledger.transaction() as transaction:
-            result = call(raw, **{handle_name: transaction.connection})
+            with handle_named(handle_name, transaction.connection) as given:
+                result = call(raw, **{handle_name: given})
             book.enter(transaction, place, offset)
         book.entered(place, offset)
         return result
@@ -81,8 +83,7 @@ class Ledgered(AtLeastOnce):
 
     def failed(self, raw: Any, error: Exception) -> None:
         """A letter first, then the position; a fenced member sends none. Raises what is no fault of the message."""
-        if isinstance(error, StoreUnavailable):
-            raise error
+        raise_outage(error)
         if isinstance(error, Fenced):
             self._fenced = True
             return

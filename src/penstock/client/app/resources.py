@@ -40,7 +40,7 @@ class Resources:
         self.spans = Spans(client=name)
         self._lock = threading.RLock()
         self._publishers: dict[bool, Publisher] = {}
-        self._opened: dict[str, Any] = {}
+        self._opened: dict[tuple[Any, str], Any] = {}
         self._figures: dict[int, Figures] = {}
 
     def publisher(self, *, may_retry: bool = True) -> Publisher:
@@ -65,14 +65,14 @@ class Resources:
         if not isinstance(given, str):
             return given
         with self._lock:
-            if given not in self._opened:
+            if (open_it, given) not in self._opened:
                 try:
-                    self._opened[given] = open_it(given)
+                    self._opened[open_it, given] = open_it(given)
                 except StoreUnavailable:
                     raise
                 except StoreError as flaw:
                     raise ApplicationError(str(flaw)) from flaw
-            return self._opened[given]
+            return self._opened[open_it, given]
 
     def figures_of(self, subscription: Subscription) -> Figures:
         with self._lock:

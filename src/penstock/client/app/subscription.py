@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.client.app.delivery import Delivery
+from penstock.client.app.handles import check_handle
 from penstock.client.app.settings import ApplicationError
 from penstock.client.backoff import Backoff
 from penstock.client.breaker import Breaker
@@ -22,6 +23,8 @@ _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _CONCURRENCY_MAX: Final = 1_000
 #: Bounds what a crash repeats, or a commit of unknown fate drops.
 TAKEN_MAX: Final = 500
+#: Whose locks run from the moment when they are taken.
+SHARED_TAKEN_MAX: Final = 50
 _DAY_S: Final = 86_400.0
 
 
@@ -50,11 +53,14 @@ class Subscription:
     ledger: Any
     #: A topic for what the handler returns.
     to: str | None
+    #: Whether the group shares single messages, and for how long each is one member's; None as the group has it.
+    share: bool
+    lock_s: float | None
 
     @property
     def levels(self) -> int:
-        """Of retry topics."""
-        return self.retry.attempts - 1 if self.retry is not None else 0
+        """Of retry topics; a share group has none, since its brokers do the waiting."""
+        return self.retry.attempts - 1 if self.retry is not None and not self.share else 0
 
 
 def subscription(
@@ -71,14 +77,18 @@ def subscription(
     keep_order: bool = False,
     start: str = "earliest",
     commit_every: Duration = "100ms",
-    taken_max: int = TAKEN_MAX,
+    taken_max: int | None = None,
     in_flight_max: int | None = None,
     store: Any = None,
     remember: Duration | None = None,
     ledger: Any = None,
     to: str | None = None,
+    share: bool = False,
+    lock: Duration | None = None,
 ) -> Subscription:
     """Checked. Raises ApplicationError."""
+    taken_max = taken_max or (SHARED_TAKEN_MAX if share else TAKEN_MAX)
+    most_at_once = 2 * (concurrency if share else max(taken_max, concurrency))
     name = getattr(handler, "__qualname__", type(handler).__qualname__)
     made = Subscription(
         topics=_topics(topics),
@@ -96,12 +106,16 @@ def subscription(
         start=start,
         commit_every_s=_seconds("commit_every", commit_every),
         taken_max=_whole("taken_max", max(taken_max, batch or 1), 1_000_000),
-        in_flight_max=_whole("in_flight_max", in_flight_max or 2 * max(taken_max, concurrency), 1_000_000),
+        in_flight_max=_whole("in_flight_max", in_flight_max or most_at_once, 1_000_000),
         store=store,
         remember_s=_remember_s(remember, retry),
         ledger=ledger,
         to=to,
+        share=share,
+        lock_s=None if lock is None else _seconds("lock", lock),
     )
+    for handle in made.shape.extras:
+        check_handle(handle)
     for check in _CHECKS:
         flaw = check(made)
         if flaw is not None:
@@ -234,7 +248,25 @@ def _letters(made: Subscription) -> str | None:
     return None
 
 
+def _share(made: Subscription) -> str | None:
+    if not made.share:
+        return "lock= is of share groups: say share=True" if made.lock_s is not None else None
+    if made.delivery not in (Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE):
+        return f"a share group is at-least-once or at-most-once, not {made.delivery}"
+    if made.batch is not None or made.keep_order:
+        return "a share group hands out single messages in no order: leave batch= and keep_order= out"
+    if made.breaker is not None:
+        return (
+            "a message of a share group cannot wait for breaker=, its lock would run out: "
+            "the delay of retry= spares what fails"
+        )
+    if made.lock_s is not None and made.lock_s <= 0:
+        return "lock= is longer than 0"
+    return None
+
+
 _CHECKS: Final = (
+    _share,
     _start,
     _no_retry_at_most_once,
     _store_for_ids,
