@@ -43,7 +43,8 @@ def handle_named(name: str, connection: Any) -> Iterator[Any]:
         poolclass=StaticPool,
         pool_reset_on_return=None,
     )
-    engine.dialect.do_commit = engine.dialect.do_rollback = _leave_to_the_contract  # type: ignore[method-assign]
+    for end in ("do_commit", "do_rollback"):
+        setattr(engine.dialect, end, _leave_to_the_contract)
     with (
         engine.connect() as bound,
         bound.begin(),
