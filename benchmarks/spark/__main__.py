@@ -21,13 +21,14 @@ from benchmarks.brokers import Broker, PenstockBroker
 from benchmarks.machine import machine_facts
 from benchmarks.peer_kafka import KafkaBroker, PeerUnavailable, fetch_kafka
 from benchmarks.raw_client import BrokerError
+from benchmarks.rounds_report import disturbed, goals_table
 from benchmarks.spark.connector import Connector, fetch_connector
 from benchmarks.spark.contest import Contest, Result, WrongRows, hold
 from benchmarks.spark.contests import CONTESTS, SMOKE
 from benchmarks.spark.drivers import SETTINGS, Driver, DriverFailed
 from benchmarks.spark.metrics import scalings, verdicts
 from benchmarks.spark.plot import save_plot
-from benchmarks.spark.report import disturbed, goals_table, json_document, results_table, scaling_lines
+from benchmarks.spark.report import json_document, results_table, scaling_lines
 from benchmarks.spark.rows import BATCH_BYTES_MAX, KEY_BYTES
 from benchmarks.spark.stage import FULL, PARTITIONS, Pace, Stage, connect
 from benchmarks.spark.stage import SMOKE as SMOKE_PACE
@@ -176,7 +177,7 @@ def _report(
         console.print(goals_table(found))
     for line in scaling_lines(scalings(results)):
         console.print(line)
-    if names := disturbed(results):
+    if names := disturbed((each.contest.name, each) for each in results):
         console.print(
             f"[yellow]Something else kept the machine busy (other_cores): {', '.join(names[:6])}.[/]"
         )

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from benchmarks.metrics import Metric
+from benchmarks.rounds_report import Goal, Verdict
 from benchmarks.spark.contest import CONNECTOR, OURS, Result
 
 METRICS = {
@@ -25,24 +26,6 @@ TITLES = {
     "parquet": "Parquet",
     "nowhere": "no sink",
 }
-
-
-class Goal(NamedTuple):
-    """A bound on the ratio of one of our figures to the connector's."""
-
-    text: str
-    contest: str
-    metric: str
-    at_least: float
-
-
-class Verdict(NamedTuple):
-    goal: Goal
-    value: float
-
-    @property
-    def is_reached(self) -> bool:
-        return self.value >= self.goal.at_least
 
 
 GOALS = tuple(

@@ -1,10 +1,9 @@
 """One picture of a run: panel by panel, whoever took part beside each other, with the spread of the rounds."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from benchmarks.plot import short
+from benchmarks.panels import Bar, Look, Panel, save_panels
 from benchmarks.spark.contest import Result, Spread
 from benchmarks.spark.metrics import TITLES, scalings
 
@@ -17,19 +16,6 @@ _COLOURS = {
     "parquet": "#e0c27a",
     "nowhere": "#e9e4d4",
 }
-_BARS = 0.8
-
-
-class Bar(NamedTuple):
-    group: str
-    contender: str
-    spread: Spread
-
-
-class Panel(NamedTuple):
-    title: str
-    unit: str
-    bars: Sequence[Bar]
 
 
 class _Wanted(NamedTuple):
@@ -76,33 +62,8 @@ _WANTED = (
 
 
 def save_plot(results: list[Result], title: str, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    panels = [
-        panel for panel in (*(_panel(results, each) for each in _WANTED), _scaling(results)) if panel.bars
-    ]
-    columns = min(len(panels), 3)
-    lines = -(-len(panels) // columns)
-    figure, axes = pyplot.subplots(lines, columns, figsize=(5.6 * columns, 3.6 * lines + 1), squeeze=False)
-    for axis, panel in zip(axes.flat, panels, strict=False):
-        _draw(axis, panel)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
-    top = 1 - 0.65 / (3.6 * lines + 1)
-    figure.legend(
-        *_legend(axes),
-        loc="upper left",
-        bbox_to_anchor=(0.005, 1 - 0.35 / (3.6 * lines + 1)),
-        ncols=6,
-        frameon=False,
-    )
-    figure.tight_layout(rect=(0, 0, 1, top))
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    panels = [*(_panel(results, each) for each in _WANTED), _scaling(results)]
+    save_panels(panels, Look(TITLES, _COLOURS), title, path)
 
 
 def _panel(results: list[Result], wanted: _Wanted) -> Panel:
@@ -122,34 +83,3 @@ def _panel(results: list[Result], wanted: _Wanted) -> Panel:
 def _scaling(results: list[Result]) -> Panel:
     bars = [Bar(each.contest, each.contender, Spread(*[each.factor] * 3)) for each in scalings(results)]
     return Panel("Two cores over one", "times the rows/s", bars)
-
-
-def _draw(axis: Any, panel: Panel) -> None:
-    groups = list(dict.fromkeys(bar.group for bar in panel.bars))
-    contenders = [who for who in TITLES if any(bar.contender == who for bar in panel.bars)]
-    width = _BARS / len(contenders)
-    for index, who in enumerate(contenders):
-        mine = [bar for bar in panel.bars if bar.contender == who]
-        at = [groups.index(bar.group) + (index - (len(contenders) - 1) / 2) * width for bar in mine]
-        heights = [bar.spread.median for bar in mine]
-        errors = [
-            [bar.spread.median - bar.spread.least for bar in mine],
-            [bar.spread.most - bar.spread.median for bar in mine],
-        ]
-        style = {"ecolor": "#444444", "error_kw": {"linewidth": 0.8}}
-        bars = axis.bar(at, heights, width, label=TITLES[who], color=_COLOURS[who], yerr=errors, **style)
-        axis.bar_label(bars, labels=list(map(short, heights)), padding=2, fontsize=8)
-    axis.set_xticks(range(len(groups)), groups, fontsize=9)
-    axis.set_title(panel.title, fontsize=10, loc="left")
-    axis.set_ylabel(panel.unit, fontsize=9)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.margins(y=0.15)
-    axis.set_xlim(-0.75, max(len(groups) - 0.25, 0.75))
-
-
-def _legend(axes: Any) -> tuple[list[Any], list[str]]:
-    found = {}
-    for axis in axes.flat:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    return list(found.values()), list(found)
