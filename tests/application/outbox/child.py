@@ -120,15 +120,16 @@ class ChildRelay(Relay):
         database.delete = deleted
         return database
 
-    def _open_sender(self, name: str, stopping: threading.Event) -> Sender:
+    def _open_sender(self, name: str, shards: int, shard: int, stopping: threading.Event) -> Sender:
+        sender: Any = super()._open_sender(name, shards, shard, stopping)
         if self._job.mutation == NO_LOCK:
-            name = f"{name}-{os.getpid()}"
-        sender: Any = super()._open_sender(name, stopping)
+            sender.transactional_id += f"-{os.getpid()}"
+            sender.open()
         send, commit, in_hand = sender.send, sender.commit, []
 
-        def sent(rows: Any, topic: str, markers: Any) -> None:
+        def sent(rows: Any, markers: Any) -> None:
             in_hand[:] = rows
-            send(rows, topic, markers)
+            send(rows, markers)
             if in_hand:
                 self._points.reach(PRODUCED)
 

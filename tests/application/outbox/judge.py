@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from tests.application.outbox.reading import messages
 from tests.application.outbox.shop import Sale, told
 from tests.chaos.checker import Findings
 
@@ -12,7 +12,6 @@ LOST = "lost sale"
 DOUBLED = "doubled sale"
 UNEXPECTED = "never committed"
 ORDER = "out of order within its key"
-READ_S = 30.0
 
 
 class Read(NamedTuple):
@@ -52,38 +51,10 @@ def _judge_order(rows: Sequence[Read], findings: Findings) -> None:
 
 
 def read_all(bootstrap: str, topics: Sequence[str]) -> list[Read]:
-    """All that is committed, partition by partition."""
-    reader = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "judge",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 20,
-        }
-    )
-    try:
-        known = reader.list_topics(timeout=READ_S).topics
-        places = [
-            TopicPartition(topic, p, 0) for topic in topics if topic in known for p in known[topic].partitions
-        ]
-        reader.assign(places)
-        rows: list[Read] = []
-        left = len(places)
-        while left:
-            message = reader.poll(READ_S)
-            assert message is not None, f"{left} partitions are not read to their end"
-            if message.error() is None:
-                rows.append(_row(message))
-            else:
-                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                left -= 1
-        return sorted(rows)
-    finally:
-        reader.close()
+    return [_row(message) for message in messages(bootstrap, topics)]
 
 
-def _row(message: object) -> Read:
-    headers = dict(message.headers())  # type: ignore[attr-defined]
-    place = (message.topic(), message.partition(), message.offset())  # type: ignore[attr-defined]
-    return Read(*place, headers["message-id"].decode(), *told(message.value()))  # type: ignore[attr-defined]
+def _row(message: Any) -> Read:
+    headers = dict(message.headers())
+    place = (message.topic(), message.partition(), message.offset())
+    return Read(*place, headers["message-id"].decode(), *told(message.value()))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.application.outbox.reading import messages
 from tests.application.outbox.shop import Shop
-from tests.application.outbox.warm import WarmReaders
 from tests.brokers import BrokerProcess
 from tests.waiting import eventually
 
@@ -17,16 +17,6 @@ from penstock.client.outbox.databases.opening import make_tables, open_database
 from penstock.client.outbox.errors import Disturbed
 
 Unique = Callable[[str], str]
-
-READERS = WarmReaders()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _warm() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(marker_log, "consumer_of", READERS.consumer_of)
-        yield
-    READERS.close()
 
 
 @pytest.fixture
@@ -68,7 +58,7 @@ def put(url: str, *messages: tuple[str, object, str | None], **more: Any) -> Non
 
 
 def values(bootstrap: str, topic: str) -> list[bytes | None]:
-    return [message.value() for message in READERS.messages(bootstrap, topic)]
+    return [message.value() for message in messages(bootstrap, [topic])]
 
 
 def make_topic(bootstrap: str, topic: str, partitions: int = 1, **settings: str) -> None:
@@ -102,7 +92,7 @@ def test_messages_arrive_as_they_were_added(
     put(url, (topic, None, "gone"), message_id="mine")
     put(url, (topic, "there", None), partition=2)
     assert relay().run(once=True).relayed == 3
-    found = {message.key(): message for message in READERS.messages(bootstrap, topic)}
+    found = {message.key(): message for message in messages(bootstrap, [topic])}
     first = dict(found[b"customer-7"].headers())
     assert found[b"customer-7"].value() == b"\x00\xff"
     assert (first["raw"], first["text"], first["none"], len(first["message-id"])) == (

@@ -60,7 +60,12 @@ def consumer_of(settings: Settings, name: str, *, isolation: str) -> Any:
 
     given = {key: value for key, value in settings.items() if key != "bootstrap.servers"}
     made = consumer_settings(settings["bootstrap.servers"], name, given, group=name)
-    ours = {"isolation.level": isolation, "enable.partition.eof": True, "fetch.wait.max.ms": 20}
+    ours = {
+        "isolation.level": isolation,
+        "auto.offset.reset": "earliest",
+        "enable.partition.eof": True,
+        "fetch.wait.max.ms": 20,
+    }
     return _made(Consumer, {**made, **ours})
 
 

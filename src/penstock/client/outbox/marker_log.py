@@ -104,9 +104,10 @@ def _end_of(settings: Settings, name: str) -> int:
 
 
 def _place(name: str) -> Any:
-    from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+    from confluent_kafka import TopicPartition
 
-    return TopicPartition(marker_topic(name), 0, OFFSET_BEGINNING)
+    # A number is at hand at once; where the log begins is asked for only if it is not there.
+    return TopicPartition(marker_topic(name), 0, 0)
 
 
 def _decoded(name: str, value: bytes) -> Marker:

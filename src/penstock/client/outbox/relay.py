@@ -127,9 +127,9 @@ class Relay:
             )
             if agreement is None or not self._await_shard(database, stopping, once):
                 return
-            sender = self._open_sender(transactional_id(self.name, self.shards, self.shard), stopping)
+            ensure_topic(self._settings, self.name)
+            sender = self._open_sender(self.name, self.shards, self.shard, stopping)
             try:
-                ensure_topic(self._settings, self.name)
                 markers = self._read_markers(self.name, stopping)
                 strangers = self._strangers(markers, agreement)
                 self._settle(database, agreement, markers)
@@ -144,8 +144,9 @@ class Relay:
     def _open_database(self) -> Database:
         return open_database(self._url)
 
-    def _open_sender(self, name: str, stopping: threading.Event) -> Sender:
-        sender = Sender(self._settings, name, stopping)
+    def _open_sender(self, name: str, shards: int, shard: int, stopping: threading.Event) -> Sender:
+        identity = transactional_id(name, shards, shard)
+        sender = Sender(self._settings, identity, marker_topic(name), stopping)
         sender.open()
         return sender
 
@@ -169,9 +170,9 @@ class Relay:
     def _settle_others(self, database: Database, before: Agreement, stopping: threading.Event) -> None:
         """Of another kind: even one that is not gone, and only cut off from the database, can commit nothing now."""
         self.say(f"follows {before.shards} shards under the name {before.name}; settles what they have left")
-        for shard in range(before.shards):
-            self._open_sender(transactional_id(before.name, before.shards, shard), stopping).close()
         ensure_topic(self._settings, before.name)
+        for shard in range(before.shards):
+            self._open_sender(before.name, before.shards, shard, stopping).close()
         self._settle(database, before, self._read_markers(before.name, stopping))
 
     def _settle(self, database: Database, agreement: Agreement, markers: Sequence[Marker]) -> None:
@@ -268,7 +269,7 @@ class _Shift:
 
     def _publish(self, rows: Sequence[Row], more: Mapping[bytes, None] = MappingProxyType({})) -> None:
         marker = Marker.of(rows, **self._place)  # type: ignore[arg-type]
-        self._sender.send(rows, self._topic, {marker.key: marker.to_bytes(), **more})
+        self._sender.send(rows, {marker.key: marker.to_bytes(), **more})
         self.database.check_held()
         self._sender.commit()
 

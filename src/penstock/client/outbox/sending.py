@@ -28,9 +28,13 @@ _INIT_S: Final = 30.0
 class Sender:
     """One transactional producer at a time, under one transactional id. Making it fences whoever had the id before."""
 
-    def __init__(self, settings: Settings, transactional_id: str, stopping: threading.Event) -> None:
+    def __init__(
+        self, settings: Settings, transactional_id: str, topic: str, stopping: threading.Event
+    ) -> None:
+        """`topic` is that of the markers."""
         self._settings = settings
         self.transactional_id = transactional_id
+        self._topic = topic
         self._stopping = stopping
         self._producer: Any = None
         self._partitions: dict[str, int] = {}
@@ -45,6 +49,8 @@ class Sender:
         def init(timeout_s: float) -> None:
             if time.monotonic() > deadline:
                 raise Disturbed(f"no broker has let {self.transactional_id} begin within {_INIT_S:g} s")
+            # The library looks for its coordinator at once or half a second later: at once takes a connection.
+            self._producer.list_topics(self._topic, timeout=timeout_s)
             self._producer.init_transactions(timeout_s)
 
         passing(init, "beginning", self._stopping)
@@ -54,7 +60,7 @@ class Sender:
         self._producer = None
         self._partitions.clear()
 
-    def send(self, rows: Sequence[Row], topic: str, markers: Mapping[bytes, bytes | None]) -> None:
+    def send(self, rows: Sequence[Row], markers: Mapping[bytes, bytes | None]) -> None:
         """The rows and their markers by key are on their way, in a transaction that is ready to be committed.
 
         Raises RowsRefused once the transaction is aborted, Disturbed where beginning anew has to settle it.
@@ -66,7 +72,7 @@ class Sender:
             for row in rows:
                 self._produce_row(row)
             for key, marker in markers.items():
-                self._produce(topic, marker, key)
+                self._produce(self._topic, marker, key)
             self._await_reports()
         except RowsRefused:
             self._abort()
