@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 from penstock.client.outbox.databases.base import Database
 from penstock.client.outbox.databases.opening import make_tables, open_database
@@ -34,7 +35,7 @@ def test_a_shard_has_one_holder_until_its_session_ends(session: Sessions) -> Non
     assert (second.is_shard_held(0), second.is_shard_held(2)) == (True, False)
     first.check_held()
     first.close()
-    assert second.hold_shard(0)
+    eventually(lambda: second.hold_shard(0), what="the end of a session")
 
 
 def test_the_table_is_held_together_or_alone(session: Sessions) -> None:
