@@ -18,7 +18,7 @@ from penstock.client.app.letterbox import Letterbox
 from penstock.client.app.membership import CommitLost, CommitRefused, Membership, Place
 from penstock.client.errors import ClientError
 
-__all__ = ["AtLeastOnce", "AtMostOnce", "Contract", "Session"]
+__all__ = ["AtLeastOnce", "AtMostOnce", "Contract", "Session", "committed_first"]
 
 _LOG: Final = logging.getLogger("penstock.client")
 #: How long a rebalance waits for what is in hand.
@@ -88,7 +88,9 @@ class AtLeastOnce:
         self._session.letterbox.settle()
 
     def stop(self) -> None:
-        self._session.membership.put_back(self._session.runner.trim())
+        # Whoever commits meanwhile finds these either with the runner or put back.
+        with self._session.membership.held():
+            self._session.membership.put_back(self._session.runner.trim())
 
     def finish(self) -> None:
         rest, _ = self._session.runner.interrupt(HAND_OVER_S)
@@ -126,6 +128,24 @@ class AtLeastOnce:
         self._session.figures.lost_in_hand += sum((raw.topic(), raw.partition()) in places for raw in in_hand)
 
 
+def committed_first(membership: Membership, figures: Figures, count: int) -> bool:
+    """Whether what was taken last may be handled: its position is committed, and known to be. Else it is given up."""
+    try:
+        membership.commit(membership.positions(), wait=True)
+    except CommitRefused as error:
+        # Not committed for certain, so whoever has the partitions now gets these messages for the first time.
+        _LOG.warning("%s; %d messages are left to their new owner", error, count)
+    except CommitLost as error:
+        # The commit may arrive yet. As another member we read on behind it or before it, but it cannot move us.
+        figures.dropped += count
+        _LOG.warning("%s; %d messages are dropped", error, count)
+    else:
+        return True
+    figures.restarts += 1
+    membership.rejoin()
+    return False
+
+
 class AtMostOnce:
     """Nothing is handled before its position is committed, and known to be."""
 
@@ -134,23 +154,9 @@ class AtMostOnce:
 
     def process(self, batch: Sequence[Any]) -> None:
         session = self._session
-        try:
-            session.membership.commit(session.membership.positions(), wait=True)
-        except CommitRefused as error:
-            # Not committed for certain, so whoever has the partitions now gets these messages for the first time.
-            _LOG.warning("%s; %d messages are left to their new owner", error, len(batch))
-            session.figures.restarts += 1
-            session.membership.rejoin()
-            return
-        except CommitLost as error:
-            # The commit may arrive yet. As another member we read on behind it or before it, but it cannot move us.
-            session.figures.dropped += len(batch)
-            session.figures.restarts += 1
-            _LOG.warning("%s; %d messages are dropped", error, len(batch))
-            session.membership.rejoin()
-            return
-        session.runner.run(batch)
-        session.letterbox.settle()
+        if committed_first(session.membership, session.figures, len(batch)):
+            session.runner.run(batch)
+            session.letterbox.settle()
 
     def tick(self) -> None:
         pass

@@ -27,6 +27,8 @@ class Figures:
     skipped: int = 0
     #: Still being handled when their partition was taken away; another member handles them too.
     lost_in_hand: int = 0
+    #: Answered for too late: their partition, or their lock, had gone to another member.
+    late: int = 0
     #: How often the member left and joined again, or a transaction was begun anew.
     restarts: int = 0
     #: How often the circuit breaker has opened.

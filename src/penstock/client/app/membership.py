@@ -69,7 +69,7 @@ class Membership:
         #: What the group is known to have, and what it was asked to keep.
         self._committed: dict[Place, int] = {}
         self._sent: dict[Place, int] = {}
-        #: Positions to which we went back, of which the library tells nothing until it has read on from there.
+        #: Where reading begins (again), of which the library tells nothing until it has read on from there.
         self._sought: dict[Place, int] = {}
         #: Raised where nobody would hear of it.
         self._failure: Exception | None = None
@@ -121,6 +121,12 @@ class Membership:
                 _LOG.warning("%s", error.str())
         return good
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else takes or asks for positions meanwhile, and no partition goes away or comes."""
+        with self._lock:
+            yield
+
     def put_back(self, messages: Iterable[Any]) -> None:
         """To be taken first, next time."""
         with self._lock:
@@ -128,41 +134,47 @@ class Membership:
 
     def rewind(self, positions: Mapping[Place, int]) -> None:
         """Read again from there. What was taken and not handled is forgotten."""
+        for place, offset in positions.items():
+            try:
+                self.seek(place, offset)
+            except ClientError as error:
+                _LOG.warning("%s", error)
+
+    def seek(self, place: Place, offset: int) -> None:
+        """Nothing happens where it is somebody else's. Raises ClientError."""
         from confluent_kafka import KafkaException
 
         with self._lock:
-            self._stash = [m for m in self._stash if (m.topic(), m.partition()) not in positions]
-            for (topic, partition), offset in positions.items():
-                if (topic, partition) not in self.places:
-                    continue
-                try:
-                    self._consumer.seek(_at(topic, partition, offset))
-                    self._sought[topic, partition] = offset
-                except KafkaException as error:
-                    _LOG.warning("%s[%d]: %s", topic, partition, error.args[0].str())
+            self._stash = [m for m in self._stash if (m.topic(), m.partition()) != place]
+            if place not in self.places:
+                return
+            try:
+                self._consumer.seek(_at(*place, offset))
+            except KafkaException as error:
+                raise ClientError(f"{place[0]}[{place[1]}]: {error.args[0].str()}") from None
+            self._sought[place] = offset
 
-    @contextmanager
-    def still(self) -> Iterator[None]:
-        """No partition goes away or comes meanwhile."""
-        with self._lock:
-            yield
+    def bounds(self, place: Place) -> tuple[int, int]:
+        """The first offset of the log, and the next one that will be written. Raises ClientError."""
+        from confluent_kafka import KafkaException
+
+        try:
+            low, high = self._consumer.get_watermark_offsets(_at(*place), timeout=_WATERMARKS_S)
+        except KafkaException as error:
+            raise ClientError(f"{place[0]}[{place[1]}]: {error.args[0].str()}") from None
+        return int(low), int(high)
 
     def offset_at(self, place: Place, timestamp_ms: int) -> int:
         """Of the first message that is not older; the end where there is none. Raises ClientError."""
         from confluent_kafka import KafkaException
 
-        topic, partition = place
         try:
-            (told,) = self._consumer.offsets_for_times(
-                [_at(topic, partition, timestamp_ms)], timeout=_WATERMARKS_S
-            )
-            if told.error is None and told.offset < 0:
-                return int(self._consumer.get_watermark_offsets(told, timeout=_WATERMARKS_S)[1])
+            (told,) = self._consumer.offsets_for_times([_at(*place, timestamp_ms)], timeout=_WATERMARKS_S)
         except KafkaException as error:
-            raise ClientError(f"{topic}[{partition}]: {error.args[0].str()}") from None
+            raise ClientError(f"{place[0]}[{place[1]}]: {error.args[0].str()}") from None
         if told.error is not None:
-            raise ClientError(f"{topic}[{partition}]: {told.error.str()}")
-        return int(told.offset)
+            raise ClientError(f"{place[0]}[{place[1]}]: {told.error.str()}")
+        return int(told.offset) if told.offset >= 0 else self.bounds(place)[1]
 
     def pause(self, places: Iterable[Place]) -> None:
         with self._lock:
@@ -265,6 +277,7 @@ class Membership:
         else:
             consumer.assign(chosen)
         self.places.update(places)
+        self._sought.update({place: positions[place] for place in places})
         self._work.begun({place: positions[place] for place in places})
 
     def _starts(self, consumer: Any, partitions: list[Any]) -> dict[Place, int]:

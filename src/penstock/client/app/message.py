@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.client.letters import MESSAGE_ID, Header, Origin, origin_of
+from penstock.client.payloads import codec_for
 
-__all__ = ["Message", "id_of"]
+__all__ = ["Message", "id_of", "raw_of"]
 
 
 class Message:
@@ -64,7 +65,12 @@ class Message:
     @property
     def attempt(self) -> int:
         """1 for the first."""
-        return self.origin.attempts + 1
+        delivered = getattr(self._raw, "delivery_count", None)  # which share groups tell
+        return (delivered and delivered()) or self.origin.attempts + 1
+
+    def payload(self, kind: Any = Any) -> Any:
+        """What the value says, read as an annotation of a handler would be. Raises PayloadError."""
+        return codec_for(kind).decode(self._raw.value())
 
     @property
     def id(self) -> str:
@@ -78,6 +84,11 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.topic}[{self.partition}]@{self.offset} id={self.id}>"
+
+
+def raw_of(message: Message) -> Any:
+    """As the client library has it."""
+    return message._raw
 
 
 def id_of(raw: Any) -> str:

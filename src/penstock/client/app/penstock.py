@@ -16,6 +16,9 @@ from penstock.client.app.consumption import Consumption
 from penstock.client.app.delivery import Delivery
 from penstock.client.app.exactly import Draft, drafts
 from penstock.client.app.figures import Figures
+from penstock.client.app.plain import PlainConsumer
+from penstock.client.app.plain_async import AsyncConsumer
+from penstock.client.app.plain_opening import open_consumer
 from penstock.client.app.publishing import Headers, Published, header_list
 from penstock.client.app.resources import Resources
 from penstock.client.app.settings import ApplicationError, checked
@@ -144,6 +147,14 @@ class Penstock:
             return handler
 
         return register
+
+    def consumer(self, *topics: str, group: str, **how: Any) -> PlainConsumer:
+        """For a loop of one's own; `open_consumer()` lists what may be given. Raises ApplicationError, ClientError."""
+        return open_consumer(self._resources, topics, group=group, **how)
+
+    def aconsumer(self, *topics: str, group: str, **how: Any) -> AsyncConsumer:
+        """`consumer` for coroutines: `async with app.aconsumer(...) as c`."""
+        return AsyncConsumer(lambda: open_consumer(self._resources, topics, group=group, **how))
 
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
