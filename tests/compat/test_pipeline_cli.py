@@ -14,6 +14,7 @@ from tests.compat.confluent import publish
 from tests.compat.message import Message
 
 from penstock.client.cluster import Cluster
+from penstock.client.deadletters.turns import turn_query
 from penstock.client.positions import commit, committed
 from penstock.client.producing import RawProducer
 from penstock.client.settings import ConnectionSettings
@@ -239,20 +240,23 @@ def test_reset_ends_what_the_old_generation_has_left_open(
     assert not list_transactions(cluster, f"penstock-sink-{query}", ("Ongoing",))
 
 
+@pytest.mark.parametrize("source", ["orders", "orders.dlq"])
 def test_reset_of_a_job_ends_what_it_has_left_open(
-    penstock: Any, cluster: Cluster, told: Status, topic: str, unique: Callable[[str], str]
+    penstock: Any, cluster: Cluster, told: Status, topic: str, unique: Callable[[str], str], source: str
 ) -> None:
-    name = unique("replay")
-    write_status(Board(cluster), replace(told, name=name, group=None, state=State.FAILED))
-    left = attempts_prefix(MicroBatch(name, 3)) + "attempt"
+    name, source = unique("replay"), f"{unique('x')}-{source}"
+    told = replace(told, name=name, group=None, state=State.FAILED, source=f"{source} -> somewhere")
+    write_status(Board(cluster), told)
+    query = turn_query(source) if source.endswith(".dlq") else name
+    left = attempts_prefix(MicroBatch(query, 3)) + "attempt"
     with RawProducer(cluster, transactional_id=left) as producer:
         producer.init()
         producer.send(topic, 0, encode_batch([Record(0, now_ms(), None, b"x")]))
         producer.flush()
     penstock("pipeline", "reset", name, "--dry-run")
-    assert list(list_transactions(cluster, f"penstock-sink-{name}", ("Ongoing",))) == [left]
+    assert list(list_transactions(cluster, f"penstock-sink-{query}", ("Ongoing",))) == [left]
     assert "goes on where it left off" in "".join(penstock("pipeline", "reset", name, "--yes"))
-    assert not list_transactions(cluster, f"penstock-sink-{name}", ("Ongoing",))
+    assert not list_transactions(cluster, f"penstock-sink-{query}", ("Ongoing",))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from penstock.cli.output import confirm, note, print_json, print_table
 from penstock.cli.pipeline_view import Seen, seen_one
 from penstock.cli.positions import Anchor, Position, parse_timestamp
 from penstock.client.cluster import Cluster
+from penstock.client.deadletters.turns import turn_query
 from penstock.client.letters import is_letter_topic
 from penstock.client.metadata import Place
 from penstock.client.positions import EARLIEST, LATEST, commit, committed, list_offsets
@@ -28,7 +29,7 @@ def reset_pipeline(board: Board, name: str, to: str, *, dry_run: bool, yes: bool
     seen = seen_one(board, name)
     _refuse_running(seen)
     if seen.status.group is None:
-        _settle_job(board, name, dry_run=dry_run, yes=yes, as_json=as_json)
+        _settle_job(board, name, seen.status.source, dry_run=dry_run, yes=yes, as_json=as_json)
         return
     current = _current(board.cluster, seen.status.group)
     planned = _planned(board.cluster, current, target)
@@ -50,11 +51,12 @@ def reset_pipeline(board: Board, name: str, to: str, *, dry_run: bool, yes: bool
         note("nothing was changed (dry run)" if dry_run else told)
 
 
-def _settle_job(board: Board, name: str, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+def _settle_job(board: Board, name: str, source: str, *, dry_run: bool, yes: bool, as_json: bool) -> None:
     """A job has no position to move. One that was killed may have left transactions open, which hold readers back."""
     if not dry_run:
         confirm(f"End what {name} has left open?", yes=yes)
-        settle(board.cluster, name)
+        for query in _queries_of_job(name, source):
+            settle(board.cluster, query)
     if as_json:
         print_json({"job": name, "settled": not dry_run})
         return
@@ -62,6 +64,12 @@ def _settle_job(board: Board, name: str, *, dry_run: bool, yes: bool, as_json: b
         f"nothing of {name} is open; run again it goes on where it left off, under another id it begins anew"
     )
     note("nothing was changed (dry run)" if dry_run else told)
+
+
+def _queries_of_job(name: str, source: str) -> list[str]:
+    """Replays of dead letters are all one query of the sink, by the topic of the letters."""
+    topic = source.partition(" -> ")[0]
+    return [name, turn_query(topic)] if is_letter_topic(topic) else [name]
 
 
 def _refuse_running(seen: Seen) -> None:

@@ -1,6 +1,7 @@
 """Dead letters replayed by real Spark: back where they are from, as they were, and each once."""
 
 import json
+import time
 
 import pytest
 from tests.compat.message import Message
@@ -10,8 +11,11 @@ from penstock.client.letters import (
     Origin,
     dead_letter_topic,
     headers_for,
+    origin_of,
     replayed_key,
     replayed_topic,
+    restored,
+    retry_topic,
 )
 from penstock.protocol.letters import WITHOUT_RECORD
 from penstock.spark.decisions import SinkError
@@ -73,6 +77,27 @@ def test_back_as_they_were_and_once_under_whatever_id(desk, topics, orders, dead
     topics.fill(dead, [letter(orders, 77)])
     assert "1 records" in desk.run(letters=dead, id="third")
     assert desk.numbers(orders) == [*range(10, 20), 77]
+
+
+def test_back_to_the_group_that_gave_them_up_and_nobody_else(desk, topics, orders, dead):
+    with pytest.raises(ReplayError, match=r"\.retry\.1 does not exist"):
+        desk.run(letters=dead, to="group")
+    retries = topics.create(retry_topic(orders, 1), 2)
+    topics.fill(dead, [Message(value=None)])
+    told = desk.run(letters=dead, to="group")
+    assert "20 records" in told
+    assert "1 letters have no record in them" in told
+    assert desk.numbers(retries) == list(range(20))
+    for row in desk.rows(retries):
+        headers = [(each["key"], each["value"]) for each in row["headers"]]
+        origin = origin_of(headers, topic=retries, partition=0, offset=0, timestamp_ms=0)
+        assert (origin.topic, origin.partition, origin.offset) == (orders, 1, int(row["value"]))
+        assert (origin.attempts, origin.group) == (0, "billing")
+        assert row["partition"] == 1
+        assert restored(headers) == list(OWN)
+        # It is due at once, and not when it was published.
+        assert abs(row["timestamp"].timestamp() - time.time()) < 600
+    assert desk.rows(orders) == []
 
 
 def test_stopped_and_run_again(desk, orders, dead):

@@ -10,6 +10,7 @@ from penstock.client.cluster import Cluster
 from penstock.client.deadletters.reading import await_rest
 from penstock.client.deadletters.topics import ensure_list
 from penstock.client.deadletters.turns import turn_query
+from penstock.client.letters import retry_topic
 from penstock.spark.archive.columns import TIMESTAMP
 from penstock.spark.concluding import settle
 from penstock.spark.decisions import Ledger, MicroBatch
@@ -155,15 +156,28 @@ class LettersCourse:
         )
         rows = found.collect()
         self._tell_left_out(rows)
+        origins = sorted(row["origin_topic"] for row in rows if row["origin_topic"] and row["letters"])
+        if self._request.is_to_group:
+            return self._retry_topics(origins)
         if self._request.to is not None:
             return {}
-        wanted = sorted(row["origin_topic"] for row in rows if row["origin_topic"] and row["letters"])
-        there = self._cluster.topics(wanted)
-        missing = [name for name in wanted if name not in there]
+        there = self._cluster.topics(origins)
+        missing = [name for name in origins if name not in there]
         if missing:
             raise ReplayError(
                 f"letters of {self._request.source} are from topics that do not exist: {', '.join(missing)}; "
                 "name another with to=, or leave them out with where="
+            )
+        return {name: len(topic.partitions) for name, topic in there.items()}
+
+    def _retry_topics(self, origins: list[str]) -> dict[str, int]:
+        wanted = [retry_topic(name, 1) for name in origins]
+        there = self._cluster.topics(wanted)
+        missing = [name for name in wanted if name not in there]
+        if missing:
+            raise ReplayError(
+                f"nobody retries there, so that to=group finds no one: {', '.join(missing)} does not exist; "
+                "leave to= out to send them to the topic that they are from"
             )
         return {name: len(topic.partitions) for name, topic in there.items()}
 
@@ -172,15 +186,17 @@ class LettersCourse:
         if bare:
             self._context.note(f"{bare} letters have no record in them, and are left out")
         strays = sum(row["letters"] for row in rows if row["origin_topic"] is None)
-        if strays and self._request.to is None:
+        if strays and (self._request.to is None or self._request.is_to_group):
             self._context.note(
                 f"{strays} records do not tell where they are from, and are left out without to="
             )
 
     def write(self, index: int, ranges: list[OffsetRange]) -> int:
         waiting = dead_letters.replayable(self._waiting(ranges))
-        if self._request.to is None:
+        if self._request.to is None or self._request.is_to_group:
             waiting = waiting.where("origin_topic is not null")
+        if self._request.is_to_group:
+            waiting = waiting.where("error_group is not null")
         counted = Tally.of_rows(waiting)
         now_ms = int(time.time() * 1000)
         out = dead_letters.restored(counted.frame, self._request, self._partitions, self._topic_id, now_ms)

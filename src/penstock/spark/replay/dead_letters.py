@@ -11,7 +11,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from penstock.client.deadletters import marks
-from penstock.client.letters import replayed_topic
+from penstock.client.letters import replayed_topic, retry_topic
 from penstock.protocol import letters as headers
 from penstock.spark.replay.request import Request
 
@@ -31,11 +31,17 @@ _TOLD: Final = {
 }
 
 
+#: A letter with neither key nor value was written without its record.
+_EMPTY: Final = "if(key is null and value is null, 'neither key nor value', null)"
+
+
 def told(rows: Any) -> Any:
     """With a column for each thing that the headers of a letter tell."""
     from pyspark.sql import functions as F
 
-    return rows.withColumns({name: F.expr(_header(*source)) for name, source in _TOLD.items()})
+    columns = {name: _header(*source) for name, source in _TOLD.items()}
+    columns["without_record"] = f"coalesce({columns['without_record']}, {_EMPTY})"
+    return rows.withColumns({name: F.expr(text) for name, text in columns.items()})
 
 
 def _header(name: str, kind: str) -> str:
@@ -84,14 +90,14 @@ def restored(
     """Two rows for each letter: the record as it was once, and that it was replayed."""
     from pyspark.sql import functions as F
 
-    target = F.lit(request.to) if request.to is not None else F.col("origin_topic")
+    target = _target(request)
     record = F.struct(
         target.alias("topic"),
-        _partition(request, partitions).alias("partition"),
+        _partition(request, target, partitions).alias("partition"),
         F.col("key"),
         F.col("value"),
-        F.expr(_own_headers()).alias("headers"),
-        F.coalesce(F.timestamp_millis("origin_timestamp"), F.col("timestamp")).alias("timestamp"),
+        F.expr(_retry_headers() if request.is_to_group else _own_headers()).alias("headers"),
+        _moment(request, now_ms).alias("timestamp"),
     )
     mark = F.struct(
         F.lit(replayed_topic(request.source)).alias("topic"),
@@ -107,15 +113,44 @@ def restored(
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
 
 
-def _partition(request: Request, partitions: Mapping[str, int]) -> Any:
+def _target(request: Request) -> Any:
+    from pyspark.sql import functions as F
+
+    if request.is_to_group:
+        return F.concat(F.col("origin_topic"), F.lit(retry_topic("", 1)))
+    return F.lit(request.to) if request.to is not None else F.col("origin_topic")
+
+
+def _moment(request: Request, now_ms: int) -> Any:
+    """In retry topics it says when a record is due."""
+    from pyspark.sql import functions as F
+
+    if request.is_to_group:
+        return F.timestamp_millis(F.lit(now_ms))
+    return F.coalesce(F.timestamp_millis("origin_timestamp"), F.col("timestamp"))
+
+
+def _retry_headers() -> str:
+    """All that it tells stays with it until it fails again; its attempts count anew."""
+    anew = {headers.DELIVERY_COUNT: "0", headers.REASON: "replayed"}
+    names = ", ".join(f"'{name}'" for name in anew)
+    told = ", ".join(
+        f"named_struct('key', '{name}', 'value', cast('{text}' as binary))" for name, text in anew.items()
+    )
+    return f"concat(filter(headers, h -> h.key not in ({names})), array({told}))"
+
+
+def _partition(request: Request, target: Any, partitions: Mapping[str, int]) -> Any:
     """The one that it was in, if that is still there; else, and in another topic, that of its key."""
     from pyspark.sql import functions as F
 
     nowhere = F.lit(None).cast("int")
-    if request.to is not None or not partitions:
+    if (request.to is not None and not request.is_to_group) or not partitions:
         return nowhere
     counts = F.from_json(F.lit(json.dumps(dict(partitions))), "map<string,int>")
-    count = F.try_element_at(counts, F.col("origin_topic"))
+    count = F.try_element_at(counts, target)
+    if request.is_to_group:
+        return F.col("origin_partition") % count
     is_there = (F.col("origin_partition") >= 0) & (F.col("origin_partition") < count)
     return F.when(is_there, F.col("origin_partition")).otherwise(nowhere)
 

@@ -47,7 +47,9 @@ class Replay:
         return f"replay-{self.request.id}"
 
     def describe(self) -> str:
-        return f"{self.request.source} -> {self.request.to or 'where each letter is from'}"
+        home = "whoever gave each letter up" if self.request.is_to_group else "where each letter is from"
+        to = home if self.request.is_to_group or self.request.to is None else self.request.to
+        return f"{self.request.source} -> {to}"
 
     def run(self, context: JobContext) -> None:
         """Raises ReplayError, SinkError, DataLoss, TopicChanged, Unavailable, Refused, what Spark raises."""
@@ -59,7 +61,7 @@ class Replay:
             context.note(f"replay {self.request.id}: {written} records written by this run")
 
     def _refuse_missing(self, cluster: Cluster) -> None:
-        wanted = [self.request.to] if self.request.to else []
+        wanted = [self.request.to] if self.request.to and not self.request.is_to_group else []
         wanted += [self.request.source] if self.request.kind is not Kind.ARCHIVE else []
         found = cluster.topics(wanted)
         for name in wanted:

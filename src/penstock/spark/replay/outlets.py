@@ -38,7 +38,7 @@ def write_once(rows: Any, batch: MicroBatch, options: Mapping[str, str], request
         "txnAppId": batch.query,
         "txnVersion": str(batch.number),
     }
-    if request.times is Times.KEEP:
+    if request.times is Times.KEEP or request.is_to_group:
         given["timestampColumn"] = "timestamp"
     rows.write.format(_FORMAT).mode("append").options(**given).save()
 

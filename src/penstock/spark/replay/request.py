@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
+from penstock.client.deadletters.routing import Aim
 from penstock.client.errors import ClientError
 from penstock.client.letters import is_letter_topic, original_topic, retry_level
 from penstock.spark.replay.moments import moment_ms
@@ -43,7 +44,7 @@ class Request:
     kind: Kind
     #: The topic, the folder of the archive, or the topic of the dead letters.
     source: str
-    #: None: where each dead letter is from.
+    #: None: where each dead letter is from; "group": the retries of the group that gave it up.
     to: str | None = None
     #: SQL over the columns of the source.
     where: str | None = None
@@ -56,6 +57,11 @@ class Request:
     times: Times = Times.NOW
     rate_per_s: float | None = None
     id: str = ""
+
+    @property
+    def is_to_group(self) -> bool:
+        """Back to the group that gave each letter up, and nobody else."""
+        return self.kind is Kind.LETTERS and self.to == Aim.GROUP.value
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -100,7 +106,7 @@ def read_request(
     request = Request(
         kind=kind,
         source=source,
-        to=to or None,
+        to=_target(kind, to),
         where=where or None,
         starting=starting,
         ending=ending,
@@ -112,6 +118,12 @@ def read_request(
     )
     _refuse_two_ranges(request)
     return _named(request)
+
+
+def _target(kind: Kind, to: str) -> str | None:
+    """The words that the command line has for letters mean the same here."""
+    is_home = not to or (kind is Kind.LETTERS and to == Aim.ORIGINAL.value)
+    return None if is_home else to
 
 
 def _by_look(source: str) -> Kind:
