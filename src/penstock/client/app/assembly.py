@@ -93,7 +93,7 @@ class _Assembly:
         self._figures = figures
         self._spans = Spans(client=resources.name, group=subscription.group)
         self._partitions = resources.letter_topics(subscription)
-        self._order = KeyOrder(subscription.levels) if subscription.keep_order else None
+        self._order = KeyOrder() if subscription.keep_order else None
         self._guard = (
             guarding.Guard(subscription.breaker, figures, stopping) if subscription.breaker else None
         )

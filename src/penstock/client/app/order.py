@@ -1,7 +1,8 @@
 """Order per key kept through failures: later messages of a failed key follow it into the retry topics.
 
-A message of level n (0 is the topic itself) may be handled when nothing of its key waits in a higher level; else it
-follows to level n + 1, behind what went there before it. Levels are read in order, so the order of a key never changes.
+A message may be handled when nothing of its key that came before it waits; else it follows to where that waits, behind
+it. What comes before is told by where messages were first, and not by levels: a message that has followed another one
+and fails then goes to the level of its own attempts, which may be a lower one.
 """
 
 from __future__ import annotations
@@ -12,45 +13,55 @@ from typing import Any
 
 from penstock.client.app.failing import Letter
 from penstock.client.app.membership import Place
-from penstock.client.letters import original_topic, retry_level
+from penstock.client.letters import origin_of, original_topic, retry_level
 
 __all__ = ["KeyOrder", "ordered"]
 
 
 class KeyOrder:
-    """Which keys have messages waiting, by level. Pure."""
+    """Which messages wait, by key, by the offset that each had first, and by level. Pure."""
 
-    def __init__(self, levels: int) -> None:
-        self._levels = levels
+    def __init__(self) -> None:
         #: By topic, partition and key of where messages were first.
-        self._waiting: dict[tuple[str, int, bytes], Counter[int]] = {}
+        self._waiting: dict[tuple[str, int, bytes], dict[int, Counter[int]]] = {}
 
     def must_follow(self, raw: Any) -> int | None:
         """The level to which it follows; None where it may be handled."""
-        found = self._waiting.get(_key(raw))
-        level = _level(raw)
-        if found is None or not any(count > 0 for at, count in found.items() if at > level):
+        found = self._waiting.get(_key(raw)) if self._waiting else None
+        if found is None:
             return None
-        return min(level + 1, self._levels)
+        offset = _first_offset(raw)
+        return max((level for other, at in found.items() if other < offset for level in at), default=None)
 
     def moved(self, raw: Any, letter: Letter | None) -> None:
         """The message left its level: handled (no letter), dead, or waiting in another level."""
         key, level = _key(raw), _level(raw)
-        waiting = self._waiting.setdefault(key, Counter())
         if level:
-            waiting[level] -= 1
+            self._left(key, _first_offset(raw), level)
         if letter is not None and not letter.is_dead:
-            waiting[retry_level(letter.topic) or 0] += 1
-        if not any(count > 0 for count in waiting.values()):
-            del self._waiting[key]
+            self._came(key, _first_offset(raw), retry_level(letter.topic) or 0)
 
     def found(self, raw: Any) -> None:
         """Waiting when the partition was assigned."""
-        self._waiting.setdefault(_key(raw), Counter())[_level(raw)] += 1
+        self._came(_key(raw), _first_offset(raw), _level(raw))
 
     def forget(self, places: Sequence[Place]) -> None:
         gone = {(original_topic(topic), partition) for topic, partition in places}
         self._waiting = {key: at for key, at in self._waiting.items() if key[:2] not in gone}
+
+    def _came(self, key: tuple[str, int, bytes], offset: int, level: int) -> None:
+        self._waiting.setdefault(key, {}).setdefault(offset, Counter())[level] += 1
+
+    def _left(self, key: tuple[str, int, bytes], offset: int, level: int) -> None:
+        found = self._waiting.get(key, {})
+        at = found.get(offset, Counter())
+        at[level] -= 1
+        if at[level] <= 0:
+            del at[level]
+        if not at:
+            found.pop(offset, None)
+        if not found:
+            self._waiting.pop(key, None)
 
 
 def ordered(
@@ -77,3 +88,12 @@ def _level(raw: Any) -> int:
 
 def _key(raw: Any) -> tuple[str, int, bytes]:
     return original_topic(raw.topic()), raw.partition(), raw.key() or b""
+
+
+def _first_offset(raw: Any) -> int:
+    """Of the topic in which it was first."""
+    if not _level(raw):
+        return int(raw.offset())
+    return origin_of(
+        raw.headers(), topic=raw.topic(), partition=raw.partition(), offset=raw.offset(), timestamp_ms=0
+    ).offset

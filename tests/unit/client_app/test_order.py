@@ -1,0 +1,135 @@
+"""The order of keys through failures: played through with retry topics that are lists, whatever fails and crashes."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.client.app.failing import Letter
+from penstock.client.app.order import KeyOrder, ordered
+from penstock.client.letters import Failure, Origin, headers_for, origin_of, retry_level, retry_topic
+
+TOPIC, ATTEMPTS = "orders", 4
+
+
+@dataclass(frozen=True)
+class Raw:
+    name: str
+    at: int
+    number: int
+    told: list[Any] = field(default_factory=list)
+
+    def topic(self) -> str:
+        return self.name
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self.at
+
+    def key(self) -> bytes:
+        return b"k"
+
+    def headers(self) -> list[Any]:
+        return self.told
+
+    @property
+    def origin(self) -> Origin:
+        return origin_of(self.told, topic=self.name, partition=0, offset=self.at, timestamp_ms=0)
+
+
+class World:
+    """One partition, one key. `fails[n]` is how often message n fails; a crash forgets what was not committed."""
+
+    def __init__(self, fails: list[int]) -> None:
+        self._fails = list(fails)
+        self.topics: dict[str, list[Raw]] = {TOPIC: [Raw(TOPIC, n, n) for n in range(len(fails))]}
+        for level in range(1, ATTEMPTS):
+            self.topics[retry_topic(TOPIC, level)] = []
+        self.at = dict.fromkeys(self.topics, 0)
+        self.committed = dict(self.at)
+        self.done: list[int] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """As another member, which knows what is waiting from the retry topics."""
+        self.at = dict(self.committed)
+        self._order = KeyOrder()
+        for topic, at in self.at.items():
+            for raw in self.topics[topic][at:] if retry_level(topic) else ():
+                self._order.found(raw)
+        self._handle = ordered(self._call, self._order, self._follow)
+
+    def step(self, topic: str) -> None:
+        raw = self.topics[topic][self.at[topic]]
+        self.at[topic] += 1
+        try:
+            self._handle(raw)
+        except ValueError:
+            self._order.moved(raw, self._failed(raw))
+
+    def ready(self) -> list[str]:
+        return [topic for topic, at in self.at.items() if at < len(self.topics[topic])]
+
+    def _call(self, raw: Raw) -> None:
+        if self._fails[raw.number]:
+            self._fails[raw.number] -= 1
+            raise ValueError
+        self.done.append(raw.number)
+
+    def _failed(self, raw: Raw) -> Letter:
+        attempts = raw.origin.attempts + 1
+        is_dead = attempts >= ATTEMPTS
+        return self._send(raw, None if is_dead else attempts, attempts)
+
+    def _follow(self, raw: Raw, level: int) -> Letter:
+        return self._send(raw, level, raw.origin.attempts)
+
+    def _send(self, raw: Raw, level: int | None, attempts: int) -> Letter:
+        told = headers_for(
+            raw.told, raw.origin, Failure(error_class="", message=""), group="g", attempts=attempts
+        )
+        topic = retry_topic(TOPIC, level) if level else "dead"
+        if level:
+            self.topics[topic].append(Raw(topic, len(self.topics[topic]), raw.number, told))
+        return Letter(topic, 0, b"k", b"", told, 0, level is None)
+
+
+@given(st.data())
+def test_messages_of_a_key_are_done_in_their_order_whatever_fails_and_crashes(data: st.DataObject) -> None:
+    world = World(data.draw(st.lists(st.integers(0, ATTEMPTS), min_size=2, max_size=7)))
+    for _ in range(400):
+        ready = world.ready()
+        if not ready:
+            break
+        world.step(data.draw(st.sampled_from(ready)))
+        happens = data.draw(st.sampled_from(("nothing", "nothing", "commit", "crash")))
+        if happens == "commit":
+            world.committed = dict(world.at)
+        elif happens == "crash":
+            world.begin()
+    firsts = list(dict.fromkeys(world.done))
+    assert firsts == sorted(firsts)
+
+
+def test_a_follower_that_fails_is_not_overtaken_by_those_behind_it() -> None:
+    world = World([1, 1, 0])
+    for _ in range(3):
+        world.step(TOPIC)
+    first = retry_topic(TOPIC, 1)
+    while world.ready():
+        world.step(first if first in world.ready() else world.ready()[0])
+    assert world.done == [0, 1, 2]
+
+
+def test_nobody_goes_round_in_circles_behind_a_message_that_waits() -> None:
+    """Each failure of the first sends those behind it on once."""
+    world = World([3, 1, 1, 0])
+    steps = 0
+    while world.ready():
+        world.step(world.ready()[-1])
+        steps += 1
+    assert world.done == [0, 1, 2, 3]
+    assert steps < 40
