@@ -66,8 +66,14 @@ class TransactionalPublisher:
             raise TransactionFailed(f"no transactions: {error.args[0].str()}") from None
 
     def begin(self) -> None:
+        """Raises TransactionFailed."""
+        from confluent_kafka import KafkaException
+
         self._failures.clear()
-        self._producer.begin_transaction()
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            raise TransactionFailed(f"no transaction can be begun: {error.args[0].str()}") from None
 
     def send(self, draft: Draft) -> None:
         """Raises TransactionFailed."""
@@ -190,17 +196,12 @@ class ExactlyOnce:
         self._is_interrupted = False
         group = session.membership.metadata()
         publisher = self._publisher = self._publisher or self._make()
-        publisher.begin()
         try:
+            publisher.begin()
             session.runner.run(batch)
             session.runner.drain()
             session.letterbox.settle()
-            if self._is_interrupted:
-                raise TransactionFailed("partitions went to another member in the middle of a batch")
-            places = {(raw.topic(), raw.partition()) for raw in batch}
-            reached = session.membership.positions()
-            positions = {place: at for place, at in reached.items() if place in places}
-            publisher.commit(positions, group)
+            publisher.commit(self._positions(batch), group)
         except ClientError as error:
             self._give_up(publisher, batch, error)
         except BaseException:
@@ -208,6 +209,17 @@ class ExactlyOnce:
             with suppress(ClientError):
                 publisher.abort()
             raise
+
+    def _positions(self, batch: Sequence[Any]) -> dict[Place, int]:
+        """Of every partition in the batch, all of which was handled; else nothing of it is to be seen."""
+        session = self._session
+        if not session.runner.is_whole:
+            raise TransactionFailed("a batch was interrupted")
+        places = {(raw.topic(), raw.partition()) for raw in batch}
+        reached = session.membership.positions()
+        if self._is_interrupted or not places <= reached.keys():
+            raise TransactionFailed("partitions went to another member in the middle of a batch")
+        return {place: reached[place] for place in places}
 
     def _give_up(self, publisher: TransactionalPublisher, batch: Sequence[Any], error: ClientError) -> None:
         session = self._session
@@ -238,8 +250,8 @@ class ExactlyOnce:
         return {}
 
     def revoked(self, places: Sequence[Place]) -> None:
-        rest, in_hand = self._session.runner.interrupt(HAND_OVER_S)
-        if rest or in_hand:
+        _, in_hand = self._session.runner.interrupt(HAND_OVER_S)
+        if in_hand:
             self._is_interrupted = True
 
     def lost(self, places: Sequence[Place]) -> None:

@@ -24,6 +24,10 @@ class Runner(Protocol):
     def run(self, batch: Sequence[Any]) -> None:
         """Handle them, or see to it that they are handled."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Of what was given last: nothing was taken back, and nothing left untried."""
+
     def pending(self) -> list[Any]:
         """Taken and not handled yet."""
 
@@ -55,17 +59,23 @@ class _Sequential:
         self._batch: Sequence[Any] = ()
         self._taken_away = 0
         self._left: list[Any] = []
+        #: The last that was begun: whoever takes the rest away counts it later than this thread sees that it is gone.
+        self._last: Any = None
+        self.is_whole = True
 
     def run(self, batch: Sequence[Any]) -> None:
         self._idle.clear()
         self._batch, self._taken_away = batch, 0
         self._rest = iter(batch)
+        self._last, left = None, len(self._left)
         try:
             self._handle(self._rest)
         except BaseException:
             # Neither handled nor a letter: its position must not be committed on the way out.
             self._leave(self._in_hand())
             raise
+        else:
+            self.is_whole = self._last is batch[-1] and len(self._left) == left
         finally:
             self._batch = ()
             self._idle.set()
@@ -119,7 +129,7 @@ class Inline(_Sequential):
         self._figures = figures
 
     def _handle(self, rest: Iterator[Any]) -> None:
-        call, failures, count = self._call, 0, len(self._batch)
+        call, failures, count, raw = self._call, 0, len(self._batch), None
         for raw in rest:
             try:
                 call(raw)
@@ -128,6 +138,7 @@ class Inline(_Sequential):
             except Exception as error:
                 failures += 1
                 self._failed(raw, error)
+        self._last = raw
         self._figures.handled += count - self._taken_away - len(self._left) - failures
 
 
@@ -159,6 +170,7 @@ class InlineBatches(_Sequential):
     def _handle(self, rest: Iterator[Any]) -> None:
         while chunk := [raw for _, raw in zip(range(self._count_max), rest, strict=False)]:
             self._chunk = chunk
+            self._last = chunk[-1]
             self._call_with(self._readable(chunk))
         self._chunk = []
 
