@@ -91,5 +91,5 @@ def _tell(topic: TopicInfo, found: Plan, done: Purged, *, everything: bool, as_j
     note(f"{topic.name}: {plural(given_up, 'letter')} given up, {done.deleted} deleted")
     if found.kept:
         note(
-            f"{plural(found.kept, 'letter')} still wait; what is done with behind the first of them stays for now"
+            f"waiting still: {plural(found.kept, 'letter')}; what is done with behind the first of them stays"
         )

@@ -10,7 +10,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, Final, NamedTuple
 
 from penstock.client.app.handling import Unreadable
 from penstock.client.backoff import Backoff
@@ -35,6 +36,10 @@ FAILED, LAST, REJECTED, UNREADABLE, FOLLOWS = (
     "unreadable",
     "follows a failed message of its key",
 )
+
+
+_CLIENT: Final = "penstock.client"
+_OURS: Final = f"{_CLIENT}.app."
 
 
 class Reject(Exception):
@@ -134,10 +139,25 @@ class Failing:
 
 
 def failure_of(error: BaseException, reason: str) -> Failure:
-    stack = "".join(traceback.format_exception(error))
+    stack = "".join(traceback.format_exception(type(error), error, _below_us(error.__traceback__)))
+    return Failure(error_class=_name(error), message=str(error), stack=stack, reason=reason)
+
+
+def _below_us(trace: TracebackType | None) -> TracebackType | None:
+    """From the handler on: how we came to call it tells nobody anything."""
+    below = trace
+    while below is not None and below.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        below = below.tb_next
+    return below if below is not None else trace
+
+
+def _name(error: BaseException) -> str:
+    """As a user would import it."""
     kind = PayloadError if isinstance(error, Unreadable) else type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return Failure(error_class=name, message=str(error), stack=stack, reason=reason)
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    home = _CLIENT if kind.__module__.startswith(f"{_CLIENT}.") else kind.__module__
+    return f"{home}.{kind.__qualname__}"
 
 
 def _reason(error: BaseException, attempts: int, backoff: Backoff | None) -> str:
