@@ -16,6 +16,7 @@ from penstock.client.app.figures import Figures
 from penstock.client.app.handles import handle_named
 from penstock.client.app.handling import Call
 from penstock.client.app.message import id_of
+from penstock.client.letters import origin_of
 from penstock.client.stores import DedupeStore
 
 __all__ = ["EffectivelyOnce", "Marks", "marking", "within_transaction"]
@@ -112,10 +113,11 @@ class EffectivelyOnce(AtLeastOnce):
     def _new(self, batch: Sequence[Any]) -> list[Any]:
         """Without those that are marked, in the lanes, or twice in this batch."""
         ids = [id_of(raw) for raw in batch]
-        known = self._marks.seen(ids) | {id_of(raw) for raw in self._session.runner.pending()}
+        known = self._marks.seen(ids)
+        in_hand = {id_of(raw): raw for raw in self._session.runner.pending()}
         new = []
         for raw, message_id in zip(batch, ids, strict=True):
-            if message_id in known:
+            if message_id in known or (message_id in in_hand and not _follows(raw, in_hand[message_id])):
                 self._session.figures.duplicates += 1
             else:
                 known.add(message_id)
@@ -129,3 +131,12 @@ class EffectivelyOnce(AtLeastOnce):
     def _settle(self) -> None:
         super()._settle()
         self._marks.keep()
+
+
+def _follows(raw: Any, other: Any) -> bool:
+    """Whether it is a later attempt at the other: that one has failed then, even if its lane has not noticed yet."""
+    return _attempts(raw) > _attempts(other)
+
+
+def _attempts(raw: Any) -> int:
+    return origin_of(raw.headers(), topic="", partition=0, offset=0, timestamp_ms=0).attempts
