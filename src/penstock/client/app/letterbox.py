@@ -59,11 +59,13 @@ class Letterbox:
             self._on_their_way.append((letter, future))
 
     def settle(self) -> None:
-        """All are there. Raises NotPublished."""
+        """All are there. Raises NotPublished, and does so again until another box is used."""
         with self._lock:
-            waiting, self._on_their_way = self._on_their_way, []
+            waiting = list(self._on_their_way)
         for letter, future in waiting:
             self._await(letter, future)
+        with self._lock:
+            del self._on_their_way[: len(waiting)]
 
     def _await(self, letter: Letter, future: Future[Published]) -> None:
         try:

@@ -1,0 +1,40 @@
+"""Letters that were not published are not forgotten by asking for them once."""
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from penstock.client.app.failing import Letter
+from penstock.client.app.figures import Figures
+from penstock.client.app.letterbox import Letterbox
+from penstock.client.app.publishing import NotPublished, Published
+
+LETTER = Letter("orders.retry.1", 0, None, b"", [], 0, False)
+
+
+def box(*outcomes: Exception | None) -> Letterbox:
+    futures = []
+    for outcome in outcomes:
+        future: Future[Published] = Future()
+        future.set_exception(outcome) if outcome else future.set_result(Published("orders.retry.1", 0, 1))
+        futures.append(future)
+    failing: Any = None
+    made = Letterbox(failing, lambda letter: futures.pop(0), Figures(), waits=False)
+    for _ in outcomes:
+        made.send(LETTER)
+    return made
+
+
+def test_nothing_is_settled_while_a_letter_is_not_there() -> None:
+    """Whoever leaves the group commits on the way out, unless it is told again."""
+    letters = box(None, NotPublished("no"), None)
+    for _ in range(2):
+        with pytest.raises(NotPublished):
+            letters.settle()
+
+
+def test_letters_that_are_there_are_settled() -> None:
+    letters = box(None, None)
+    letters.settle()
+    letters.settle()
