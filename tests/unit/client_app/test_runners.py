@@ -93,3 +93,12 @@ def test_a_batch_with_a_message_that_was_not_tried_is_not_whole(make: Callable[.
     runner.drain()
     assert not runner.is_whole
     runner.close()
+
+
+@pytest.mark.parametrize("make", [inline, batches, threads, tasks])
+def test_nothing_is_whole(make: Callable[..., Runner]) -> None:
+    runner = make(lambda raw: None)
+    runner.run([])
+    runner.drain()
+    assert runner.is_whole
+    runner.close()

@@ -75,7 +75,7 @@ class _Sequential:
             self._leave(self._in_hand())
             raise
         else:
-            self.is_whole = self._last is batch[-1] and len(self._left) == left
+            self.is_whole = (not batch or self._last is batch[-1]) and len(self._left) == left
         finally:
             self._batch = ()
             self._idle.set()
