@@ -163,6 +163,26 @@ def test_a_failure_is_retried_and_then_a_dead_letter(
     assert header(letter, letters.MESSAGE_ID)
 
 
+def test_at_most_once_goes_on_after_a_handler_that_cannot_publish(
+    app: Penstock, topic: str, group: str, bootstrap: str
+) -> None:
+    """It is not read again, so it is a dead letter as any other failure, and those behind it are handled."""
+    fill(app, topic, 20)
+    handled: list[int] = []
+
+    @app.subscribe(topic, group=group, delivery="at-most-once")
+    def bill(order: Order) -> None:
+        if order.id == 7:
+            app.publish(f"{topic}-elsewhere", b"", partition=99)
+        handled.append(order.id)
+
+    with running(app, until=lambda: len(handled) == 19):
+        pass
+    (letter,) = read_all(bootstrap, dead_letter_topic(topic))
+    assert json.loads(letter.value())["id"] == 7
+    assert app.figures()[bill.__qualname__].restarts == 0
+
+
 def test_a_payload_that_does_not_fit_is_a_dead_letter_with_the_reason(
     app: Penstock, topic: str, group: str, bootstrap: str
 ) -> None:

@@ -10,17 +10,18 @@ from penstock.client.app.figures import Figures
 from penstock.client.app.letterbox import Letterbox
 from penstock.client.app.publishing import NotPublished, Published
 
+FIGURES = Figures()
 LETTER = Letter("orders.retry.1", 0, None, b"", [], 0, False)
 
 
-def box(*outcomes: Exception | None) -> Letterbox:
+def box(*outcomes: Exception | None, gives_up: bool = False) -> Letterbox:
     futures = []
     for outcome in outcomes:
         future: Future[Published] = Future()
         future.set_exception(outcome) if outcome else future.set_result(Published("orders.retry.1", 0, 1))
         futures.append(future)
     failing: Any = None
-    made = Letterbox(failing, lambda letter: futures.pop(0), Figures(), waits=False)
+    made = Letterbox(failing, lambda letter: futures.pop(0), FIGURES, waits=False, gives_up=gives_up)
     for _ in outcomes:
         made.send(LETTER)
     return made
@@ -38,3 +39,9 @@ def test_letters_that_are_there_are_settled() -> None:
     letters = box(None, None)
     letters.settle()
     letters.settle()
+
+
+def test_at_most_once_drops_a_letter_that_cannot_be_published_and_counts_it() -> None:
+    before = FIGURES.dropped
+    box(None, NotPublished("no"), None, gives_up=True).settle()
+    assert FIGURES.dropped == before + 1

@@ -17,7 +17,7 @@ from penstock.client.app.delivery import Delivery
 from penstock.client.app.exactly import TransactionFailed
 from penstock.client.app.failing import Failing, Letter
 from penstock.client.app.figures import Figures
-from penstock.client.app.handling import Call, calling, calling_batch
+from penstock.client.app.handling import Call, Loop, calling, calling_batch, looping, one_by_one
 from penstock.client.app.inline import Failed, Inline, InlineBatches, Runner
 from penstock.client.app.lanes import AsyncLanes, ThreadLanes
 from penstock.client.app.letterbox import Letterbox
@@ -97,10 +97,16 @@ class _Assembly:
         self._guard = (
             guarding.Guard(subscription.breaker, figures, stopping) if subscription.breaker else None
         )
-        self._letterbox = Letterbox(self._failing(), self._post, figures, waits=self._is_concurrent)
+        self._letterbox = Letterbox(
+            self._failing(), self._post, figures, waits=self._is_concurrent, gives_up=not self._may_try_again
+        )
         self._session = Session(None, self._letterbox, figures)  # type: ignore[arg-type]
         self._contract: Any = None
         self._runner_failed: Failed = self._failed
+
+    @property
+    def _may_try_again(self) -> bool:
+        return self._sub.delivery is not Delivery.AT_MOST_ONCE
 
     @property
     def _is_concurrent(self) -> bool:
@@ -147,14 +153,14 @@ class _Assembly:
     def _post(self, letter: Letter) -> Any:
         if isinstance(self._contract, exactly.ExactlyOnce):
             return exactly.post_in_transaction(self._contract.publish, letter)
-        may_retry = self._sub.delivery is not Delivery.AT_MOST_ONCE
-        return self._resources.post(letter, may_retry=may_retry)
+        return self._resources.post(letter, may_retry=self._may_try_again)
 
     def _failed(self, raw: Any, error: Exception) -> None:
         """Raises what is no fault of the message: it is read again when that has passed."""
-        if isinstance(error, (TransactionFailed, NotPublished)):
-            raise error
-        raise_outage(error)
+        if self._may_try_again:
+            if isinstance(error, (TransactionFailed, NotPublished)):
+                raise error
+            raise_outage(error)
         if not self._sub.dead_letters:
             raise error
         letter = self._letterbox.failed(raw, error)
@@ -227,16 +233,25 @@ class _Assembly:
         sub = self._sub
         if sub.batch is not None:
             return self._batches(sub.batch)
-        call = self._call(wrap)
         failed = self._runner_failed
         if not self._is_concurrent:
-            return Inline(call, failed, self._figures)
+            return Inline(self._loop(wrap), failed, self._figures)
         kind = AsyncLanes if sub.shape.is_async else ThreadLanes
-        return kind(call, failed, self._figures, lanes=sub.concurrency, in_flight_max=sub.in_flight_max)
+        return kind(
+            self._call(wrap), failed, self._figures, lanes=sub.concurrency, in_flight_max=sub.in_flight_max
+        )
+
+    def _loop(self, wrap: Any) -> Loop:
+        """With nothing around the handler, there is nothing to be called for each message but the handler."""
+        sub = self._sub
+        around = (wrap, sub.to, self._guard, self._order)
+        if self._spans.is_on or any(each is not None for each in around):
+            return one_by_one(self._call(wrap))
+        return looping(sub.handler, sub.shape)
 
     def _call(self, wrap: Any) -> Call:
         sub = self._sub
-        call = calling(sub.handler, sub.shape, self._spans)
+        call = calling(sub.handler, sub.shape, self._spans, takes_in_hand=self._is_concurrent)
         if sub.to is not None:
             kind = replying_async if sub.shape.is_async else replying
             call = kind(call, sub.to, self._resources)

@@ -155,7 +155,11 @@ class AtMostOnce:
     def process(self, batch: Sequence[Any]) -> None:
         session = self._session
         if committed_first(session.membership, session.figures, len(batch)):
-            session.runner.run(batch)
+            try:
+                session.runner.run(batch)
+            except BaseException:
+                session.figures.dropped += 1 + len(session.runner.trim())  # what failed, and those behind it
+                raise
             session.letterbox.settle()
 
     def tick(self) -> None:

@@ -23,13 +23,20 @@ Post = Callable[[Letter], "Future[Published]"]
 
 
 class Letterbox:
-    """Takes failures from any thread. `waits` where each is to be there before the next message is handled."""
+    """Takes failures from any thread. `waits` where each is to be there before the next message is handled.
 
-    def __init__(self, failing: Failing, post: Post, figures: Figures, *, waits: bool) -> None:
+    `gives_up` where nothing is tried again, as at-most-once has it: a letter that cannot be published is dropped, and
+    counted.
+    """
+
+    def __init__(
+        self, failing: Failing, post: Post, figures: Figures, *, waits: bool, gives_up: bool = False
+    ) -> None:
         self._failing = failing
         self._post = post
         self._figures = figures
         self._waits = waits
+        self._gives_up = gives_up
         self._lock = threading.Lock()
         self._on_their_way: list[tuple[Letter, Future[Published]]] = []
 
@@ -51,7 +58,11 @@ class Letterbox:
 
     def send(self, letter: Letter) -> None:
         """Raises NotPublished where it waits."""
-        future = self._post(letter)
+        try:
+            future = self._post(letter)
+        except NotPublished as error:
+            self._not_published(letter, error)
+            return
         if self._waits:
             self._await(letter, future)
             return
@@ -72,7 +83,17 @@ class Letterbox:
             future.result(_WAIT_S)
         except NotPublished as error:
             if not (error.too_large and letter.is_dead):
-                raise
+                self._not_published(letter, error)
+                return
             # The headers still tell where it is, which is better than to stop for ever.
             bare = [*letter.headers, (WITHOUT_RECORD, str(error).encode())]
             self._post(letter._replace(value=None, headers=bare)).result(_WAIT_S)
+        except TimeoutError:
+            self._not_published(letter, NotPublished(f"{letter.topic}: nobody answers", may_be_there=True))
+
+    def _not_published(self, letter: Letter, error: NotPublished) -> None:
+        if not self._gives_up:
+            raise error
+        with self._lock:
+            self._figures.dropped += 1
+        _LOG.warning("%s; the message is dropped", error)
