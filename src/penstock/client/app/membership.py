@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -74,8 +74,11 @@ class Membership:
         #: Raised where nobody would hear of it.
         self._failure: Exception | None = None
         self.places: set[Place] = set()
+        #: How often partitions went away.
+        self._losses = 0
         self._busy_since: float | None = None
         self._closing = threading.Event()
+        self._error_of = _error_of()
         self._consumer = self._join()
         self._keeper = threading.Thread(target=self._keep, name="penstock-keeper", daemon=True)
         self._keeper.start()
@@ -91,16 +94,27 @@ class Membership:
                 raise failure
             taken, self._stash = self._stash, []
             if not taken:
+                losses = self._losses
                 taken = self._consumer.consume(count_max, _MORE_S) or self._await(count_max, timeout_s)
+                if losses != self._losses:
+                    # What was handed out before a rebalance in the same call may be of partitions that are gone.
+                    taken = [m for m in taken if m.error() or (m.topic(), m.partition()) in self.places]
         self._busy_since = time.monotonic()
-        if any(message.error() is not None for message in taken):
+        # Without a line of Python for each of them: nearly always there is none.
+        if any(map(self._error_of, taken)):
             return self._without_errors(taken)
-        return list(taken)
+        return taken
 
     def _await(self, count_max: int, timeout_s: float) -> list[Any]:
         """The library waits for all that it may hand out, so it is asked for one first."""
         first = self._consumer.poll(timeout_s)
-        return [] if first is None else [first, *self._consumer.consume(count_max - 1, _MORE_S)]
+        if first is None:
+            return []
+        # A rebalance within the second call must find the first message among those that are not handled.
+        self._stash = [first]
+        more = self._consumer.consume(count_max - 1, _MORE_S)
+        first_too, self._stash = self._stash, []
+        return [*first_too, *more]
 
     def _without_errors(self, taken: list[Any]) -> list[Any]:
         from confluent_kafka import KafkaError
@@ -329,6 +343,7 @@ class Membership:
 
     def _forget(self, places: Iterable[Place]) -> None:
         gone = set(places)
+        self._losses += 1
         self._stash = [m for m in self._stash if (m.topic(), m.partition()) not in gone]
         for place in gone:
             for known in (self._committed, self._sent, self._sought):
@@ -374,6 +389,13 @@ def _at(topic: str, partition: int, offset: int | None = None) -> Any:
     from confluent_kafka import TopicPartition
 
     return TopicPartition(topic, partition) if offset is None else TopicPartition(topic, partition, offset)
+
+
+def _error_of() -> Callable[[Any], Any]:
+    from confluent_kafka import Message
+
+    found: Callable[[Any], Any] = Message.error
+    return found
 
 
 def _commit_error(error: Any) -> ClientError:

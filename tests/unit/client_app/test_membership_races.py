@@ -1,0 +1,113 @@
+"""Rebalances in the middle of taking messages, where no real group can be brought at will: the library is a script."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import Message, TopicPartition
+
+from penstock.client.app.membership import Membership, Place
+
+
+class Script:
+    """In place of the library's consumer: each call of `poll` and `consume` does the next step."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.steps: list[Callable[[], Any]] = []
+        self.position_of: dict[Place, int] = {}
+        self.committed_to: dict[Place, int] = {}
+
+    def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:
+        self.callbacks = callbacks
+
+    def poll(self, timeout_s: float) -> Any:
+        return self.steps.pop(0)() if self.steps else None
+
+    def consume(self, count: int, timeout_s: float) -> list[Any]:
+        return self.steps.pop(0)() if self.steps else []
+
+    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        return [TopicPartition(each.topic, each.partition, 0) for each in partitions]
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        return [
+            TopicPartition(
+                each.topic, each.partition, self.position_of.get((each.topic, each.partition), -1001)
+            )
+            for each in partitions
+        ]
+
+    def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+        self.committed_to |= {(each.topic, each.partition): each.offset for each in offsets}
+        return offsets
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Committing:
+    """What is handled is committed when partitions go, as at-least-once does."""
+
+    def __init__(self) -> None:
+        self.membership: Membership | None = None
+
+    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        return {}
+
+    def begun(self, positions: Mapping[Place, int]) -> None: ...
+
+    def revoked(self, places: Sequence[Place]) -> None:
+        assert self.membership is not None
+        self.membership.commit(self.membership.positions(), wait=True)
+
+    def lost(self, places: Sequence[Place]) -> None: ...
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    made = Script({})
+    monkeypatch.setattr(confluent_kafka, "Consumer", lambda settings: made)
+    return made
+
+
+@pytest.fixture
+def membership(script: Script) -> Membership:
+    work = Committing()
+    settings = {"partition.assignment.strategy": "cooperative-sticky"}
+    work.membership = Membership(settings, ["orders"], start="earliest", work=work)
+    script.callbacks["on_assign"](script, [TopicPartition("orders", 0), TopicPartition("orders", 1)])
+    return work.membership
+
+
+def message(partition: int, offset: int) -> Message:
+    return Message(topic="orders", partition=partition, offset=offset, value=b"")
+
+
+def test_a_message_that_was_handed_out_before_a_rebalance_is_not_taken_for_handled(
+    script: Script, membership: Membership
+) -> None:
+    def first() -> Message:
+        script.position_of["orders", 0] = 1
+        return message(0, 0)
+
+    def rebalance() -> list[Message]:
+        script.callbacks["on_revoke"](script, [TopicPartition("orders", 0)])
+        return []
+
+    script.steps = [list, first, rebalance]
+    assert membership.take(10, 1.0) == []
+    assert script.committed_to.get(("orders", 0), 0) == 0
+    membership.close()
+
+
+def test_messages_of_a_partition_that_is_gone_are_not_handled(script: Script, membership: Membership) -> None:
+    def handed_out_with_a_rebalance_between() -> list[Message]:
+        found = [message(0, 0), message(1, 0)]
+        script.callbacks["on_revoke"](script, [TopicPartition("orders", 0)])
+        return found
+
+    script.steps = [handed_out_with_a_rebalance_between]
+    assert [each.partition() for each in membership.take(10, 1.0)] == [1]
+    membership.close()
