@@ -87,6 +87,8 @@ class Relay:
         self.counts = RelayCounts()
         self._url = url
         self._batch_rows, self._batch_bytes, self._poll_s = batch_rows, batch_bytes, poll_s
+        #: Smaller while it is being found out which row is refused.
+        self._rows_max = batch_rows
         self._on_reject = OnReject(on_reject)
         self._may_take_over = take_over
         self._settings = settings_of(bootstrap, settings)
@@ -200,9 +202,8 @@ class Relay:
 
     def _relay_all(self, shift: _Shift, stopping: threading.Event, once: bool) -> None:
         self.say(f"relays to {self._settings['bootstrap.servers']}, markers in {marker_topic(self.name)}")
-        rows_max = self._batch_rows
         while not stopping.is_set():
-            rows = self._select(shift.database, rows_max)
+            rows = self._select(shift.database, self._rows_max)
             if not rows and once:
                 return
             if not rows:
@@ -210,9 +211,9 @@ class Relay:
                 continue
             try:
                 shift.relay(rows)
-                rows_max = min(2 * rows_max, self._batch_rows)
+                self._rows_max = min(2 * self._rows_max, self._batch_rows)
             except RowsRefused as refusal:
-                rows_max = self._refused(shift.database, rows, refusal)
+                self._rows_max = self._refused(shift.database, rows, refusal)
 
     def _select(self, database: Database, rows_max: int) -> list[Row]:
         return database.batch(
