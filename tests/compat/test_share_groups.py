@@ -149,6 +149,23 @@ def test_two_members_share_one_partition(bootstrap: str, topic: str, join: Join)
     assert sorted(seen[0] + seen[1]) == list(range(sent))
 
 
+def test_a_group_may_get_no_more_than_it_asks_for(
+    bootstrap: str, group: str, topic: str, join: Join, admin: AdminClient
+) -> None:
+    """Ten records in one batch, of which this client could only have all by its own means."""
+    publish(bootstrap, topic, 10)
+    configure(admin, group, penstock_share_acquire_mode="record_limit")
+    client = join(max_poll_records=3)
+    sizes: list[int] = []
+
+    def all_of_it() -> bool:
+        sizes.append(len(work(client)))
+        return sum(sizes) == 10
+
+    eventually(all_of_it)
+    assert [size for size in sizes if size] == [3, 3, 3, 1]
+
+
 def test_new_partitions_are_read_without_a_new_member(
     bootstrap: str, topic: str, join: Join, admin: AdminClient
 ) -> None:

@@ -72,6 +72,7 @@ def group_config(own: Mapping[str, str], layers: tuple[Layer, ...]) -> GroupConf
         share_isolation_level=value["share.isolation.level"],
         share_renew_acknowledge_enable=value["share.renew.acknowledge.enable"],
         share_delivery=value["penstock.share.delivery"],
+        share_acquire_mode=value["penstock.share.acquire.mode"],
         share_backoff=value["penstock.share.backoff"],
         share_backoff_ms=backoff_ms,
         share_backoff_max_ms=value["penstock.share.backoff.max.ms"],

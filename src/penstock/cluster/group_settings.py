@@ -172,6 +172,14 @@ _POLICY = (
         choices=("at-least-once", "at-most-once"),
     ),
     _group(
+        "penstock.share.acquire.mode",
+        _STRING,
+        "batch_optimized",
+        "How many records a member gets that does not say it exactly: whole batches, or never more than it has asked "
+        "for (record_limit), which costs more requests.",
+        choices=("batch_optimized", "record_limit"),
+    ),
+    _group(
         "penstock.share.backoff",
         _STRING,
         "none",

@@ -39,6 +39,7 @@ class GroupConfig:
     share_renew_acknowledge_enable: bool = True
 
     share_delivery: Literal["at-least-once", "at-most-once"] = "at-least-once"
+    share_acquire_mode: Literal["batch_optimized", "record_limit"] = "batch_optimized"
     share_backoff: Literal["none", "fixed", "exponential"] = "none"
     share_backoff_ms: int = 1_000
     share_backoff_max_ms: int = 60_000
@@ -52,6 +53,11 @@ class GroupConfig:
     @property
     def share_reads_committed(self) -> bool:
         return self.share_isolation_level == "read_committed"
+
+    @property
+    def share_is_exact(self) -> bool:
+        """Whether nobody gets more records than asked for."""
+        return self.share_acquire_mode == "record_limit"
 
     @property
     def is_at_most_once(self) -> bool:

@@ -135,9 +135,8 @@ class ShareFetching:
         read = self._read(led, records_max, bytes_max)
         if read is None:
             return None
-        appetite = Appetite(
-            records_max, max(self._request.batch_records, 1), self._request.acquire_mode == _RECORD_LIMIT
-        )
+        is_exact = led.config.share_is_exact or self._request.acquire_mode == _RECORD_LIMIT
+        appetite = Appetite(records_max, max(self._request.batch_records, 1), is_exact)
         acquired = rules.acquire(self._member, read.found, appetite, now_ms=monotonic_ms())
         if not acquired and rules.policy.is_at_most_once:
             reserved = rules.reserve(read.found, appetite)
