@@ -154,13 +154,22 @@ class AtMostOnce:
 
     def process(self, batch: Sequence[Any]) -> None:
         session = self._session
-        if committed_first(session.membership, session.figures, len(batch)):
+        mine = self._committed(batch)
+        if mine:
             try:
-                session.runner.run(batch)
+                session.runner.run(mine)
             except BaseException:
                 session.figures.dropped += 1 + len(session.runner.trim())  # what failed, and those behind it
                 raise
             session.letterbox.settle()
+
+    def _committed(self, batch: Sequence[Any]) -> list[Any]:
+        """Without what went to another member since it was taken, be it that we have its partition again."""
+        membership = self._session.membership
+        with membership.held():
+            reached = membership.positions()
+            mine = [raw for raw in batch if reached.get((raw.topic(), raw.partition()), -1) > raw.offset()]
+            return mine if committed_first(membership, self._session.figures, len(mine)) else []
 
     def tick(self) -> None:
         pass

@@ -215,11 +215,11 @@ class ExactlyOnce:
         session = self._session
         if not session.runner.is_whole:
             raise TransactionFailed("a batch was interrupted")
-        places = {(raw.topic(), raw.partition()) for raw in batch}
+        ends = {(raw.topic(), raw.partition()): raw.offset() for raw in batch}
         reached = session.membership.positions()
-        if self._is_interrupted or not places <= reached.keys():
+        if self._is_interrupted or any(reached.get(place, -1) <= last for place, last in ends.items()):
             raise TransactionFailed("partitions went to another member in the middle of a batch")
-        return {place: reached[place] for place in places}
+        return {place: reached[place] for place in ends}
 
     def _give_up(self, publisher: TransactionalPublisher, batch: Sequence[Any], error: ClientError) -> None:
         session = self._session

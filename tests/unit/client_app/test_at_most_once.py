@@ -1,0 +1,96 @@
+"""At most once: what was taken and is somebody else's before it is committed is not handled here."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from penstock.client.app.contracts import AtMostOnce, Session
+from penstock.client.app.figures import Figures
+from penstock.client.app.membership import CommitLost, CommitRefused
+
+Place = tuple[str, int]
+
+
+class Raw:
+    def __init__(self, partition: int, offset: int) -> None:
+        self.at = partition, offset
+
+    def topic(self) -> str:
+        return "orders"
+
+    def partition(self) -> int:
+        return self.at[0]
+
+    def offset(self) -> int:
+        return self.at[1]
+
+
+class Membership:
+    def __init__(self, reached: dict[int, int], error: Exception | None = None) -> None:
+        self._reached = {("orders", partition): at for partition, at in reached.items()}
+        self._error = error
+        self.events: list[Any] = []
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        yield
+
+    def positions(self) -> dict[Place, int]:
+        return dict(self._reached)
+
+    def commit(self, positions: Mapping[Place, int], *, wait: bool) -> None:
+        assert wait
+        self.events.append("commit")
+        if self._error is not None:
+            raise self._error
+
+    def rejoin(self) -> None:
+        self.events.append("rejoin")
+
+
+class Runner:
+    def __init__(self, events: list[Any]) -> None:
+        self._events = events
+
+    def run(self, batch: Sequence[Raw]) -> None:
+        self._events.append([raw.at for raw in batch])
+
+
+class Letters:
+    def settle(self) -> None:
+        pass
+
+
+def processed(batch: Sequence[Raw], membership: Membership) -> tuple[list[Any], Figures]:
+    runner, letters, figures = Runner(membership.events), Letters(), Figures()
+    session = Session(runner, letters, figures)  # type: ignore[arg-type]
+    session.membership = membership  # type: ignore[assignment]
+    AtMostOnce(session).process(batch)
+    return membership.events, figures
+
+
+BATCH = [Raw(0, 5), Raw(1, 8), Raw(0, 6)]
+
+
+def test_it_is_committed_first() -> None:
+    events, _ = processed(BATCH, Membership({0: 7, 1: 9}))
+    assert events == ["commit", [(0, 5), (1, 8), (0, 6)]]
+
+
+def test_a_partition_that_has_gone_takes_its_messages_along() -> None:
+    events, _ = processed(BATCH, Membership({1: 9}))
+    assert events == ["commit", [(1, 8)]]
+
+
+def test_a_partition_that_went_and_came_back_is_read_again_from_its_position() -> None:
+    events, _ = processed(BATCH, Membership({0: 5, 1: 9}))
+    assert events == ["commit", [(1, 8)]]
+
+
+@pytest.mark.parametrize(("error", "dropped"), [(CommitRefused("no"), 0), (CommitLost("who knows"), 3)])
+def test_nothing_is_handled_without_a_known_commit(error: Exception, dropped: int) -> None:
+    events, figures = processed(BATCH, Membership({0: 7, 1: 9}, error))
+    assert events == ["commit", "rejoin"]
+    assert figures.dropped == dropped
