@@ -5,14 +5,16 @@ Every message goes through here, so what need not be done for each is done once,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from penstock.client.app.message import Message
+from penstock.client.letters import Header
+from penstock.client.payload_kinds import BytesCodec
 from penstock.client.payloads import HandlerShape, PayloadError, codec_for
 from penstock.client.tracing import Spans, take_in_hand
 
-__all__ = ["Call", "Chunk", "Unreadable", "calling", "calling_batch"]
+__all__ = ["Call", "Chunk", "Hand", "Loop", "Unreadable", "calling", "calling_batch", "looping", "one_by_one"]
 
 #: A raw message, and what is given by name: a database connection, for those that ask for one.
 Call = Callable[..., Any]
@@ -24,12 +26,80 @@ class Unreadable(PayloadError):
     """The message is not what the handler takes, which no later attempt can change."""
 
 
-def calling(handler: Callable[..., Any], shape: HandlerShape, spans: Spans) -> Call:
-    """For one message. Raises Unreadable; an async handler gives an awaitable."""
+class Hand:
+    """The message that a loop is at: whose trace it is that things are published in, and who failed."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self) -> None:
+        self.raw: Any = None
+
+    def headers(self) -> list[Header] | None:
+        found: list[Header] | None = self.raw.headers() if self.raw is not None else None
+        return found
+
+
+#: Handles what is left of a batch. What a handler raises ends it, and the hand has the message that failed.
+Loop = Callable[[Iterator[Any], Hand], None]
+
+
+class _Handed(Message):
+    """Made without a call of Python code, which would take longer than all the rest."""
+
+    __slots__ = ()
+    __init__ = object.__init__
+
+
+def looping(handler: Callable[..., Any], shape: HandlerShape) -> Loop:
+    """For a handler with nothing around it, in the thread that reads."""
+    if shape.payload is None:
+        return _messages(handler)
+    if not shape.takes_message and isinstance(codec := codec_for(shape.payload), BytesCodec):
+        return _values(handler, reading(shape.payload), takes_none=codec.takes_none)
+    return one_by_one(_plain(handler, shape))
+
+
+def one_by_one(call: Call) -> Loop:
+    def loop(rest: Iterator[Any], hand: Hand) -> None:
+        for raw in rest:
+            hand.raw = raw
+            call(raw)
+
+    return loop
+
+
+def _messages(handler: Callable[..., Any]) -> Loop:
+    def loop(rest: Iterator[Any], hand: Hand) -> None:
+        for raw in rest:
+            hand.raw = raw
+            message = _Handed()
+            message._raw = raw
+            handler(message)
+
+    return loop
+
+
+def _values(handler: Callable[..., Any], read: Callable[[Any], Any], *, takes_none: bool) -> Loop:
+    def loop(rest: Iterator[Any], hand: Hand) -> None:
+        for raw in rest:
+            hand.raw = raw
+            value = raw.value()
+            handler(value if value is not None or takes_none else read(raw))
+
+    return loop
+
+
+def calling(
+    handler: Callable[..., Any], shape: HandlerShape, spans: Spans, *, takes_in_hand: bool = True
+) -> Call:
+    """For one message. Raises Unreadable; an async handler gives an awaitable.
+
+    Whoever has a `Hand` need not have messages taken in hand one by one.
+    """
     call = _with_handles(handler, shape) if shape.extras else _plain(handler, shape)
     if spans.is_on:
         return _recorded_async(call, spans) if shape.is_async else _recorded(call, spans)
-    return _in_hand(call)
+    return _in_hand(call) if takes_in_hand else call
 
 
 def _plain(handler: Callable[..., Any], shape: HandlerShape) -> Call:

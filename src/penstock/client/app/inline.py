@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from operator import length_hint
 from typing import Any, Protocol
 
 from penstock.client.app.figures import Figures
 from penstock.client.app.guarding import Stopped
-from penstock.client.app.handling import Call, Chunk, Unreadable
+from penstock.client.app.handling import Chunk, Hand, Loop, Unreadable
 from penstock.client.app.membership import Place
+from penstock.client.tracing import take_in_hand
 
 __all__ = ["Failed", "Inline", "InlineBatches", "Runner"]
 
@@ -85,8 +85,7 @@ class _Sequential:
 
     def _in_hand(self) -> list[Any]:
         """What was begun and has not ended."""
-        begun = len(self._batch) - self._taken_away - length_hint(self._rest)
-        return list(self._batch[max(begun - 1, 0) : begun])
+        raise NotImplementedError
 
     def _leave(self, raws: list[Any]) -> None:
         """The application ends before these were tried."""
@@ -122,24 +121,36 @@ class _Sequential:
 
 
 class Inline(_Sequential):
-    def __init__(self, call: Call, failed: Failed, figures: Figures) -> None:
+    def __init__(self, loop: Loop, failed: Failed, figures: Figures) -> None:
         super().__init__()
-        self._call = call
+        self._loop = loop
         self._failed = failed
         self._figures = figures
+        self._hand = Hand()
 
     def _handle(self, rest: Iterator[Any]) -> None:
-        call, failures, count, raw = self._call, 0, len(self._batch), None
-        for raw in rest:
-            try:
-                call(raw)
-            except Stopped:
-                self._leave([raw, *rest])
-            except Exception as error:
-                failures += 1
-                self._failed(raw, error)
-        self._last = raw
+        hand, failures, count = self._hand, 0, len(self._batch)
+        hand.raw = None
+        take_in_hand(hand)
+        while not self._is_through(rest):
+            failures += 1
+        self._last = hand.raw
         self._figures.handled += count - self._taken_away - len(self._left) - failures
+
+    def _is_through(self, rest: Iterator[Any]) -> bool:
+        """Or one has failed, and the others are still to come."""
+        hand = self._hand
+        try:
+            self._loop(rest, hand)
+        except Stopped:
+            self._leave([hand.raw, *rest])
+        except Exception as error:
+            self._failed(hand.raw, error)
+            return False
+        return True
+
+    def _in_hand(self) -> list[Any]:
+        return [] if self._hand.raw is None else [self._hand.raw]
 
 
 class InlineBatches(_Sequential):
