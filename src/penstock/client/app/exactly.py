@@ -27,6 +27,9 @@ __all__ = ["Draft", "ExactlyOnce", "TransactionFailed", "TransactionalPublisher"
 
 _LOG: Final = logging.getLogger("penstock.client")
 _END_S: Final = 30.0
+#: Where all brokers it knows are away, librdkafka forgets them and finds them again, but waits for ever for what it has
+#: forgotten when offsets are sent to a transaction (its issues 5511 and 5456). So it keeps them, and asks them often.
+_FAITHFUL: Final = {"metadata.recovery.strategy": "none", "reconnect.backoff.max.ms": 1_000}
 #: In the transaction; its offset is known when that is committed.
 _IN_TRANSACTION: Final = -1
 
@@ -59,7 +62,7 @@ class TransactionalPublisher:
         self._ids = MessageIds()
         self._failures: list[Any] = []
         # A random id: zombies are fenced by the group's generation, and nobody else waits for this one.
-        self._producer = Producer({**settings, "transactional.id": f"{name}-{uuid.uuid4()}"})
+        self._producer = Producer({**settings, **_FAITHFUL, "transactional.id": f"{name}-{uuid.uuid4()}"})
         try:
             self._producer.init_transactions(_END_S)
         except KafkaException as error:
