@@ -8,6 +8,7 @@ import pytest
 
 from penstock.client.app.figures import Figures
 from penstock.client.app.guarding import Stopped
+from penstock.client.app.handling import one_by_one
 from penstock.client.app.inline import Inline, InlineBatches, Runner
 from penstock.client.app.lanes import AsyncLanes, ThreadLanes
 
@@ -30,7 +31,7 @@ class Raw:
 
 
 def inline(call: Callable[[Any], Any]) -> Runner:
-    return Inline(call, lambda raw, error: None, Figures())
+    return Inline(one_by_one(call), lambda raw, error: None, Figures())
 
 
 def batches(call: Callable[[Any], Any]) -> Runner:
