@@ -94,6 +94,8 @@ class World:
         topic = retry_topic(TOPIC, level) if level else "dead"
         if level:
             self.topics[topic].append(Raw(topic, len(self.topics[topic]), raw.number, told))
+        else:
+            self.done.append(raw.number)  # those behind it go on
         return Letter(topic, 0, b"k", b"", told, 0, level is None)
 
 
