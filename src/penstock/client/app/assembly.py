@@ -29,9 +29,10 @@ from penstock.client.app.replies import replying, replying_async
 from penstock.client.app.resources import Resources, now_ms
 from penstock.client.app.retries import DueRetries
 from penstock.client.app.scanning import waiting
-from penstock.client.app.settings import Settings, consumer_settings, producer_settings
+from penstock.client.app.settings import ApplicationError, Settings, consumer_settings, producer_settings
 from penstock.client.app.subscription import Subscription
 from penstock.client.letters import retry_level
+from penstock.client.stores import StoreError, StoreUnavailable
 from penstock.client.tracing import Spans
 
 __all__ = ["Machine", "assemble"]
@@ -155,7 +156,7 @@ class _Assembly:
             return exactly.post_in_transaction(self._contract.publish, letter)
         return self._resources.post(letter, may_retry=self._may_try_again)
 
-    def _failed(self, raw: Any, error: Exception) -> None:
+    def _check(self, error: Exception) -> None:
         """Raises what is no fault of the message: it is read again when that has passed."""
         if self._may_try_again:
             if isinstance(error, (TransactionFailed, NotPublished)):
@@ -163,6 +164,9 @@ class _Assembly:
             raise_outage(error)
         if not self._sub.dead_letters:
             raise error
+
+    def _failed(self, raw: Any, error: Exception) -> None:
+        self._check(error)
         letter = self._letterbox.failed(raw, error)
         if self._order is not None and raw.key() is not None:
             self._order.moved(raw, letter)
@@ -209,14 +213,26 @@ class _Assembly:
 
     def _with_ledger(self) -> tuple[Contract, Any]:
         from penstock.client.app import ledgered
-        from penstock.client.ledgers import open_ledger
+        from penstock.client.ledgers import Fenced, open_ledger
 
         sub = self._sub
         ledger = self._resources.opened(sub.ledger, open_ledger)
         book = ledgered.Book(ledger, sub.group, f"{self._resources.name}-{os.getpid()}")
-        contract = ledgered.Ledgered(self._session, sub.commit_every_s, book)
-        self._runner_failed = contract.failed
-        return contract, lambda call: ledgered.entering(call, book, sub.shape.extras[0])
+        marks = (
+            effectively.Marks(_marks_of(ledger), f"{sub.group}.retries", sub.remember_s)
+            if sub.levels
+            else None
+        )
+        contract = ledgered.Ledgered(self._session, sub.commit_every_s, book, marks)
+
+        def failed(raw: Any, error: Exception) -> None:
+            if not isinstance(error, Fenced):
+                self._check(error)
+            contract.failed(raw, error)
+
+        self._runner_failed = failed
+        name = sub.shape.extras[0]
+        return contract, lambda call: ledgered.entering(call, book, name, marks, self._figures)
 
     def _in_transactions(self) -> tuple[Contract, Any]:
         resources, sub = self._resources, self._sub
@@ -280,6 +296,15 @@ class _Assembly:
 def _wrapped(kind: Any, with_what: Any, call: Call) -> Call:
     made: Call = kind(call, with_what)
     return made
+
+
+def _marks_of(ledger: Any) -> Any:
+    try:
+        return ledger.marks()
+    except StoreUnavailable:
+        raise
+    except StoreError as flaw:
+        raise ApplicationError(str(flaw)) from flaw
 
 
 def default_store(group: str) -> str:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from penstock.client.errors import ClientError
+from penstock.client.stores.base import DedupeStore
 
 __all__ = ["Fenced", "Holder", "Ledger", "LedgerTransaction", "Place", "Position", "Positions", "Step"]
 
@@ -59,6 +60,9 @@ class Ledger(Protocol):
         Raises StoreUnavailable when the database went away: nobody knows then whether it was committed, and `positions`
         tells. Raises TransactionSpoiled, and rolls back, where a commit would not have kept what the block did.
         """
+
+    def marks(self) -> DedupeStore:
+        """Ids in the same database, to be claimed in transactions of the ledger. It is closed with the ledger."""
 
     def close(self) -> None:
         """Nothing is open afterwards."""

@@ -13,6 +13,7 @@ from penstock.client.ledgers.base import Holder, LedgerTransaction, Place, Posit
 from penstock.client.ledgers.tables import POSITIONS
 from penstock.client.stores.locating import Location
 from penstock.client.stores.naming import stored
+from penstock.client.stores.postgres import PostgresStore
 from penstock.client.stores.postgres_database import PostgresDatabase
 
 __all__ = ["PostgresLedger"]
@@ -38,6 +39,8 @@ UPDATE penstock_positions SET next_offset = %s, updated_at = now()
 class PostgresLedger:
     def __init__(self, location: Location) -> None:
         self._database = PostgresDatabase(location, POSITIONS)
+        self._location = location
+        self._marks: PostgresStore | None = None
 
     def positions(self, group: str, places: Sequence[Place]) -> dict[Place, int | None]:
         rows = self._database.ask(_READ, (stored(group),))
@@ -60,7 +63,13 @@ class PostgresLedger:
             if transaction.fenced:
                 raise transaction.fenced
 
+    def marks(self) -> PostgresStore:
+        self._marks = self._marks or PostgresStore(self._location)
+        return self._marks
+
     def close(self) -> None:
+        if self._marks is not None:
+            self._marks.close()
         self._database.close()
 
     def move(self, connection: Connection, step: Step) -> bool:

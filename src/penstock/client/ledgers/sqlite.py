@@ -12,6 +12,7 @@ from penstock.client.ledgers.base import Holder, LedgerTransaction, Place, Posit
 from penstock.client.ledgers.tables import POSITIONS
 from penstock.client.stores.locating import Location
 from penstock.client.stores.naming import stored
+from penstock.client.stores.sqlite import SqliteStore
 from penstock.client.stores.sqlite_database import SqliteDatabase
 
 __all__ = ["SqliteLedger"]
@@ -31,6 +32,8 @@ UPDATE penstock_positions SET next_offset = ?, updated_at = ? {_ONE} AND epoch =
 class SqliteLedger:
     def __init__(self, location: Location, clock: Callable[[], float] = time.time) -> None:
         self._database = SqliteDatabase(location, POSITIONS)
+        self._location = location
+        self._marks: SqliteStore | None = None
         self._clock = clock
 
     def positions(self, group: str, places: Sequence[Place]) -> dict[Place, int | None]:
@@ -56,7 +59,13 @@ class SqliteLedger:
             if transaction.fenced:
                 raise transaction.fenced
 
+    def marks(self) -> SqliteStore:
+        self._marks = self._marks or SqliteStore(self._location)
+        return self._marks
+
     def close(self) -> None:
+        if self._marks is not None:
+            self._marks.close()
         self._database.close()
 
     def move(self, connection: sqlite3.Connection, step: Step) -> bool:

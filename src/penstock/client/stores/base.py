@@ -63,6 +63,9 @@ class DedupeStore(Protocol):
         a commit would not have kept what the block did.
         """
 
+    def joined(self, connection: Any) -> Transaction:
+        """The transaction that is open on a connection to the same database, of a ledger for instance."""
+
     def expire(self, now: float | None = None) -> int:
         """Forget what is too old by the store's own clock, or at `now`; how many that were."""
 

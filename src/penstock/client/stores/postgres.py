@@ -75,6 +75,9 @@ class PostgresStore:
         with self._database.transaction() as connection:
             yield PostgresTransaction(connection, self._database)
 
+    def joined(self, connection: Connection) -> PostgresTransaction:
+        return PostgresTransaction(connection, self._database)
+
     def expire(self, now: float | None = None) -> int:
         """In small steps that wait for nobody."""
         total = 0

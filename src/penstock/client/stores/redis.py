@@ -74,6 +74,9 @@ class RedisStore:
             f"{self._shown}: Redis shares no transaction with a result: use SQLite or PostgreSQL for that"
         )
 
+    def joined(self, connection: Any) -> Any:
+        return self.transaction()
+
     def expire(self, now: float | None = None) -> int:
         """Redis does that by itself."""
         return 0

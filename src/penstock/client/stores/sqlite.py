@@ -72,6 +72,9 @@ class SqliteStore:
         with self.database.transaction() as connection:
             yield SqliteTransaction(connection, self)
 
+    def joined(self, connection: LentConnection) -> SqliteTransaction:
+        return SqliteTransaction(connection, self)
+
     def expire(self, now: float | None = None) -> int:
         """In small steps, so that nobody waits long for the file."""
         moment = self.clock() if now is None else now

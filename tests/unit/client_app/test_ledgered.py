@@ -1,0 +1,97 @@
+"""Letters of a member that got no further: of a message that is there twice, one result is kept."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.client.app.effectively import Marks
+from penstock.client.app.figures import Figures
+from penstock.client.app.ledgered import Book, entering
+from penstock.client.ledgers import open_ledger
+from penstock.client.letters import Failure, Origin, headers_for
+
+GROUP, ORDERS, RETRIES = "billing", "orders", "orders.retry.1"
+
+
+class Raw:
+    def __init__(self, topic: str, offset: int, first: int | None = None) -> None:
+        self._topic, self._offset, self._first = topic, offset, first
+
+    def topic(self) -> str:
+        return self._topic
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def headers(self) -> list[Any]:
+        if self._first is None:
+            return []
+        origin = Origin(topic=ORDERS, partition=0, offset=self._first, timestamp_ms=0)
+        failure = Failure(error_class="", message="")
+        return headers_for([], origin, failure, group=GROUP, attempts=1)
+
+
+class Member:
+    def __init__(self, url: str) -> None:
+        self._ledger = open_ledger(url)
+        self.figures = Figures()
+        self.book = Book(self._ledger, GROUP, "one")
+        self.book.take([(ORDERS, 0), (RETRIES, 0)])
+        marks = Marks(self._ledger.marks(), f"{GROUP}.retries", 60.0)
+        self.handle = entering(self._call, self.book, "connection", marks, self.figures)
+        self.fails = False
+
+    def _call(self, raw: Raw, connection: Any) -> None:
+        connection.execute("INSERT INTO bills VALUES (?)", (raw.topic() + str(raw.offset()),))
+        if self.fails:
+            raise ValueError("not yet")
+
+    def bills(self) -> list[str]:
+        with self._ledger.transaction() as transaction:
+            return [name for (name,) in transaction.connection.execute("SELECT * FROM bills")]
+
+    def close(self) -> None:
+        self._ledger.close()
+
+
+@contextmanager
+def member(folder: Path) -> Iterator[Member]:
+    with closing(Member(f"sqlite:///{folder}/ledger.db")) as made:
+        with made._ledger.transaction() as transaction:
+            transaction.connection.execute("CREATE TABLE IF NOT EXISTS bills (name)")
+        yield made
+
+
+def test_the_first_message_of_a_new_owner_may_have_a_letter_already(tmp_path: Path) -> None:
+    with member(tmp_path) as one:
+        one.handle(Raw(ORDERS, 0))
+    with member(tmp_path) as two:
+        two.handle(Raw(ORDERS, 1))
+        two.handle(Raw(ORDERS, 2))
+        two.handle(Raw(RETRIES, 0, first=1))
+        assert two.bills() == ["orders0", "orders1", "orders2"]
+        assert two.figures.duplicates == 1
+
+
+def test_of_two_letters_one_counts(tmp_path: Path) -> None:
+    with member(tmp_path) as one:
+        one.handle(Raw(RETRIES, 0, first=7))
+        one.handle(Raw(RETRIES, 1, first=8))
+        one.handle(Raw(RETRIES, 2, first=7))
+        assert one.bills() == ["orders.retry.10", "orders.retry.11"]
+
+
+def test_a_letter_whose_handler_fails_is_claimed_by_nobody(tmp_path: Path) -> None:
+    with member(tmp_path) as one:
+        one.fails = True
+        with pytest.raises(ValueError, match="not yet"):
+            one.handle(Raw(RETRIES, 0, first=7))
+        one.fails = False
+        one.handle(Raw(RETRIES, 1, first=7))
+        assert one.bills() == ["orders.retry.11"]
