@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m compileall -q src  # as an installed package would be, so that the first start is a fast one
 	@touch $(STAMP)
 
-# A whole story: broker, orders, a subscriber, Spark pipelines, dead letters and their replay, shown while it happens
+# A whole story: broker, orders, subscribers, Spark pipelines, dead letters and their replay, shown while it happens
 up: setup
 	@exec $(BIN)/penstock demo --listen $(LISTEN) --data-dir $(DATA) --http $(HTTP)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from tests.brokers import environment, executable
 
 _COUNT = re.compile(r"([a-z][\w./-]*) ([\d,]+)")
-_TELLS_COUNTS = re.compile(r" · |^ +lag: ")
+_TELLS_TOTALS = re.compile(r" · ")
+_TELLS_LAGS = re.compile(r"^ +lag: ")
 _LISTENS = re.compile(r"the broker is up on (\S+)")
 STOP_TIMEOUT_S = 100.0
 #: Whatever the demo starts inherits it, so that nobody can hide.
@@ -57,11 +58,19 @@ class Demo:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Totals by topic and lags by reader, as they were told last."""
+        """Totals by topic, and of shipping, as they were told last."""
+        return self._numbers(_TELLS_TOTALS)
+
+    @property
+    def lags(self) -> dict[str, int]:
+        """By reader."""
+        return self._numbers(_TELLS_LAGS)
+
+    def _numbers(self, telling: re.Pattern[str]) -> dict[str, int]:
         return {
             name: int(count.replace(",", ""))
             for line in tuple(self.lines)
-            if _TELLS_COUNTS.search(line)
+            if telling.search(line)
             for name, count in _COUNT.findall(line)
         }
 

@@ -10,11 +10,16 @@ from tests.waiting import eventually
 
 def test_without_spark_the_rest_flows_and_a_second_start_goes_on(run: Run) -> None:
     first = run("--no-spark", "--rate", "200")
-    eventually(lambda: first.counts.get("orders", 0) > 100 and "billing" in first.counts, what="the flow")
+    eventually(lambda: first.counts.get("orders", 0) > 100 and "billing" in first.lags, what="the flow")
+    eventually(
+        lambda: first.counts["shipping"] and first.counts["parcels.retry"], what="parcels on their way"
+    )
     os.kill(first.pid_of("serve"), signal.SIGKILL)
     eventually(lambda: "broker works again" in first.output, what="a broker after the one that was killed")
-    before = first.counts["orders"]
-    eventually(lambda: first.counts["orders"] > before, what="more orders")
+    before = first.counts
+    eventually(
+        lambda: all(first.counts[name] > before[name] for name in ("orders", "shipping")), what="more orders"
+    )
     assert first.stop() == 0, first.output
     assert first.processes() == {}
     assert "Traceback" not in first.output

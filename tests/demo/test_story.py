@@ -12,17 +12,18 @@ from penstock.demo.spark_child import missing
 pytestmark = pytest.mark.skipif(bool(missing()), reason="no Spark here (pip install 'penstock[spark]')")
 
 #: What flows, and who reads it.
-TOTALS = ("orders", "orders.clean", "orders.retry", "orders.dlq", "replay", "revenue", "lake/orders")
-READERS = ("billing", "clean-orders", "sum-up", "archive-orders")
+TOTALS = (
+    *("orders", "orders.clean", "orders.retry", "orders.dlq", "replay", "revenue", "lake/orders"),
+    *("parcels", "parcels.retry", "parcels.dlq", "reship", "shipping"),
+)
+READERS = ("billing", "shipping", "clean-orders", "sum-up", "archive-orders")
 WITHIN_S = 300.0
 
 
 def untold(demo: Demo) -> list[str]:
     """What has not happened yet."""
-    counts = demo.counts
-    return [name for name in TOTALS if not counts.get(name)] + [
-        name for name in READERS if name not in counts
-    ]
+    counts, lags = demo.counts, demo.lags
+    return [name for name in TOTALS if not counts.get(name)] + [name for name in READERS if name not in lags]
 
 
 def await_story(demo: Demo) -> None:

@@ -25,7 +25,7 @@ def scene(trouble: str | None = None) -> Scene:
         ),
         *(
             Flow(name=f"topic-{number}", last=(True, True), kind=Kind.TOPIC, note="more", total=0)
-            for number in range(9)
+            for number in range(14)
         ),
     )
     return Scene(
@@ -61,9 +61,14 @@ def test_it_fits_the_screen(width: int, height: int) -> None:
 
 
 def test_a_screen_of_usual_size_tells_why_the_last_letter_died() -> None:
-    text = "\n".join(drawn(scene(), 100, 30))
+    text = "\n".join(drawn(scene(), 100, 31))
     assert all(word in text for word in ("NoPrice", LETTER.message, "5 in all, 3 replayed, 2 wait", "coffee"))
     assert "event 19" in text
+
+
+def test_a_small_screen_still_tells_the_latest_of_each() -> None:
+    text = "\n".join(drawn(scene(), 80, 24))
+    assert all(word in text for word in ("NoPrice", LETTER.message, "event 19", "topic-13"))
 
 
 def test_trouble_is_said_where_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -23,11 +24,14 @@ from penstock.demo.children import Child
 from penstock.demo.journal import Journal
 from penstock.demo.lags import Lags
 from penstock.demo.lines import Lines, block
-from penstock.demo.names import CLEAN, GROUPS, ORDERS, PARTITIONS, REVENUE, Folders
+from penstock.demo.names import CLEAN, GROUPS, ORDERS, PARCELS, PARTITIONS, REVENUE, Folders
+from penstock.demo.parcels import Roads
 from penstock.demo.parts import Part
 from penstock.demo.prices import PriceList
+from penstock.demo.reopening import Reopening
 from penstock.demo.repairs import Repairs
 from penstock.demo.scene import Scene
+from penstock.demo.shipping import Shipping
 from penstock.demo.shop import Shop
 from penstock.demo.spark_child import HOW_TO_GET, Spark, missing
 from penstock.demo.story import Cast, Story
@@ -41,6 +45,7 @@ _SPARK_STOP_S: Final = 60.0
 _BROKER_STOP_S: Final = 30.0
 #: A second signal within this time is the first one by another way: `make` and the terminal send one each.
 _IMPATIENT_AFTER_S: Final = 0.5
+_TOPICS: Final = {ORDERS: PARTITIONS, CLEAN: PARTITIONS, REVENUE: 1, PARCELS: PARTITIONS}
 
 
 class DemoFailed(ClientError):
@@ -80,6 +85,7 @@ class House:
             self._folders.make()
         except OSError as error:
             raise DemoFailed(f"{self._settings.data}: {error.strerror}") from None
+        _log_applications(self._folders.logs / "applications.log")
         with _signals(self._on_signal):
             try:
                 self._play(self._begin())
@@ -107,14 +113,21 @@ class House:
     def _cast(self, address: str) -> Cast:
         prices = PriceList(self._folders.prices)
         shop = Shop(address, prices, per_s=self._settings.orders_per_s, chance=Random())
-        billing, tally = Billing(address), Tally(address)
-        lags = Lags(address, tuple(GROUPS.values()))
-        self._parts = [shop, billing, tally, lags]
+        billing, tally, roads = Billing(address), Tally(address), Roads()
+        shipping, lags = Shipping(address, roads), Lags(address, tuple(GROUPS.values()))
+        reopening = Reopening(address, tally, roads, self._journal)
+        self._parts = [shop, billing, shipping, tally, lags, reopening]
         if self._wants_spark():
             self._spark = Spark(address, self._folders, self._journal)
             self._parts += [self._spark, Repairs(tally, self._spark, prices, self._journal)]
         return Cast(
-            broker=self._broker, shop=shop, billing=billing, tally=tally, lags=lags, spark=self._spark
+            broker=self._broker,
+            shop=shop,
+            billing=billing,
+            shipping=shipping,
+            tally=tally,
+            lags=lags,
+            spark=self._spark,
         )
 
     def _wants_spark(self) -> bool:
@@ -199,8 +212,17 @@ def _why_not(broker: Broker) -> str:
 def _make_topics(address: str) -> None:
     settings = ConnectionSettings.parse({"bootstrap.servers": address})
     with Cluster(settings) as cluster:
-        for name, partitions in ((ORDERS, PARTITIONS), (CLEAN, PARTITIONS), (REVENUE, 1)):
+        for name, partitions in _TOPICS.items():
             ensure_topic(cluster, NewTopic(name=name, partitions=partitions))
+
+
+def _log_applications(path: Path) -> None:
+    """What they tell of single messages is no news for the screen."""
+    logger = logging.getLogger("penstock.client")
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False
 
 
 def _write(line: str) -> None:

@@ -14,24 +14,32 @@ CLEAN: Final = "orders.clean"
 REVENUE: Final = "revenue"
 LETTERS: Final = dead_letter_topic(ORDERS)
 REPLAYED: Final = replayed_topic(LETTERS)
-#: Those that are counted, with all retry topics of orders.
-TOPICS: Final = frozenset({ORDERS, CLEAN, REVENUE, LETTERS, REPLAYED})
+PARCELS: Final = "parcels"
+PARCEL_LETTERS: Final = dead_letter_topic(PARCELS)
+PARCELS_REPLAYED: Final = replayed_topic(PARCEL_LETTERS)
+#: Those that are counted, with all retry topics of orders and parcels.
+TOPICS: Final = frozenset(
+    {ORDERS, CLEAN, REVENUE, LETTERS, REPLAYED, PARCELS, PARCEL_LETTERS, PARCELS_REPLAYED}
+)
 
 BILLING: Final = "billing"
+PACKING: Final = "packing"
+SHIPPING: Final = "shipping"
 #: Pipelines by their names.
 CLEANING: Final = "clean-orders"
 SUMMING: Final = "sum-up"
 ARCHIVING: Final = "archive-orders"
 PIPELINES: Final = (CLEANING, SUMMING, ARCHIVING)
 #: Readers, and the groups that tell how far they are.
-GROUPS: Final = {BILLING: BILLING, **{name: group_of(name) for name in PIPELINES}}
+GROUPS: Final = {BILLING: BILLING, SHIPPING: SHIPPING, **{name: group_of(name) for name in PIPELINES}}
 
 PARTITIONS: Final = 3
 
 
-def is_retry(topic: str) -> bool:
-    """Where orders wait to be tried again."""
-    return retry_level(topic) is not None and original_topic(topic) == ORDERS
+def retries_of(topic: str) -> str | None:
+    """Whose records wait there to be tried again, where that is of the story."""
+    found = original_topic(topic) if retry_level(topic) is not None else None
+    return found if found in (ORDERS, PARCELS) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,22 +19,29 @@ from penstock.demo.names import (
     GROUPS,
     LETTERS,
     ORDERS,
+    PARCEL_LETTERS,
+    PARCELS,
+    PARCELS_REPLAYED,
     PARTITIONS,
     PIPELINES,
     REPLAYED,
     REVENUE,
+    SHIPPING,
     SUMMING,
-    is_retry,
+    retries_of,
 )
 from penstock.demo.parts import Part
 from penstock.demo.scene import Flow, Health, Kind, Scene
+from penstock.demo.shipping import Shipping
 from penstock.demo.shop import Shop
 from penstock.demo.spark_child import HOW_TO_GET, Spark, missing
 from penstock.demo.tally import Sale, Tally
 
 RETRIES: Final = "orders.retry"
+PARCEL_RETRIES: Final = "parcels.retry"
 LAKE: Final = "lake/orders"
 REPLAYING: Final = "replay ─▶ orders"
+RESHIPPING: Final = "reship ─▶ shipping"
 #: Windows of ten seconds that make up the minute that is shown.
 _WINDOWS: Final = 6
 
@@ -46,6 +53,7 @@ class Cast:
     broker: Broker
     shop: Shop
     billing: Billing
+    shipping: Shipping
     tally: Tally
     lags: Lags
     #: None where Spark is not installed.
@@ -64,6 +72,18 @@ _LINES: Final = (
     _Line(name="shop", kind=Kind.SHOP, last=(), note="some broken, some twice"),
     _Line(name=ORDERS, kind=Kind.TOPIC, last=(True,), note=f"topic, {PARTITIONS} partitions"),
     _Line(name=BILLING, kind=Kind.SUBSCRIBER, last=(True, False), note="plain subscriber group"),
+    _Line(name=PARCELS, kind=Kind.TOPIC, last=(True, False), note="packed exactly once"),
+    _Line(name=SHIPPING, kind=Kind.SUBSCRIBER, last=(True, False, True), note="app, at least once"),
+    _Line(
+        name=PARCEL_RETRIES,
+        kind=Kind.TROUBLE,
+        last=(True, False, True, False),
+        note="carrier busy, again soon",
+    ),
+    _Line(name=PARCEL_LETTERS, kind=Kind.TROUBLE, last=(True, False, True, True), note="the road is closed"),
+    _Line(
+        name=RESHIPPING, kind=Kind.REPLAY, last=(True, False, True, True, True), note="once the road is open"
+    ),
     _Line(name=CLEANING, kind=Kind.SPARK, last=(True, True), note="exactly once"),
     _Line(name=CLEAN, kind=Kind.TOPIC, last=(True, True, False), note="parsed and priced"),
     _Line(name=SUMMING, kind=Kind.SPARK, last=(True, True, False, False), note="no duplicates"),
@@ -99,8 +119,8 @@ class Story:
             flows=tuple(self._flow(line, totals.get(line.name)) for line in _LINES),
             sales=_last_windows(tally, _WINDOWS),
             letter=tally.latest_letter,
-            letters=tally.records[LETTERS],
-            replayed=tally.records[REPLAYED],
+            letters=tally.records[LETTERS] + tally.records[PARCEL_LETTERS],
+            replayed=tally.records[REPLAYED] + tally.records[PARCELS_REPLAYED],
             duplicates_dropped=dropped,
             events=self._journal.events,
         )
@@ -130,7 +150,8 @@ class Story:
         )
 
     def _part(self, name: str) -> Part | None:
-        return {"shop": self._cast.shop, BILLING: self._cast.billing}.get(name)
+        cast = self._cast
+        return {"shop": cast.shop, BILLING: cast.billing, SHIPPING: cast.shipping}.get(name)
 
     def _query_trouble(self, name: str) -> str | None:
         spark = self._cast.spark
@@ -151,17 +172,21 @@ class Story:
         return f"Spark, {line.note}{pace}"
 
     def _totals(self) -> dict[str, int | None]:
-        """What each line has in all; readers have none, but a lag."""
+        """What each line has in all; other readers than shipping tell only how far behind they are."""
         records, spark = self._cast.tally.records, self._cast.spark
-        topics = {name: name for name in (ORDERS, CLEAN, REVENUE, LETTERS)} | {REPLAYING: REPLAYED}
+        topics = {name: name for name in (ORDERS, CLEAN, REVENUE, LETTERS, PARCELS, PARCEL_LETTERS)}
+        topics |= {REPLAYING: REPLAYED, RESHIPPING: PARCELS_REPLAYED}
+        waiting = [(retries_of(topic), count) for topic, count in records.copy().items()]
         return {
             **{line: records[topic] for line, topic in topics.items()},
-            RETRIES: sum(count for topic, count in records.copy().items() if is_retry(topic)),
+            RETRIES: sum(count for source, count in waiting if source == ORDERS),
+            PARCEL_RETRIES: sum(count for source, count in waiting if source == PARCELS),
+            SHIPPING: self._cast.shipping.handled,
             LAKE: None if spark is None else spark.told.archived,
         }
 
     def _feed(self, totals: Mapping[str, int | None]) -> None:
-        readers = {BILLING: self._cast.billing.read}
+        readers = {BILLING: self._cast.billing.read, SHIPPING: self._cast.shipping.handled}
         if self._cast.spark is not None:
             readers |= {name: query.rows for name, query in self._cast.spark.told.queries.items()}
         counted = totals if self._cast.tally.is_current else {}

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.demo.names import LETTERS, REVENUE, TOPICS, is_retry
+from penstock.demo.names import LETTERS, PARCEL_LETTERS, REVENUE, TOPICS, retries_of
 from penstock.demo.parts import Part, client_settings
 from penstock.protocol.letters import ERROR_CLASS, MESSAGE, OFFSET, PARTITION, TOPIC
 
@@ -98,7 +98,7 @@ class Tally(Part):
         found = {
             (name, partition)
             for name, topic in topics.items()
-            if name in TOPICS or is_retry(name)
+            if name in TOPICS or retries_of(name)
             for partition in topic.partitions
         }
         new = sorted(found - self._ends.keys())
@@ -122,7 +122,7 @@ class Tally(Part):
     def _learn(self, message: Any) -> None:
         topic = message.topic()
         self.records[topic] += 1
-        if topic == LETTERS:
+        if topic in (LETTERS, PARCEL_LETTERS):
             letter = _letter(message)
             self.errors[letter.error] += 1
             self.latest_letter = letter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rich import box
@@ -47,9 +47,11 @@ _PRODUCTS: Final = 5
 
 
 def draw(scene: Scene, *, width: int, height: int) -> RenderableType:
-    """The rows that fit: events and the panels above them go first where there is little room."""
-    parts: list[RenderableType] = [_head(scene, width), _tree(scene, width)]
-    left = height - _OTHER_ROWS - _FRAME_ROWS - len(scene.flows)
+    """The rows that fit: where there is little room, events and the panels above them go first, then the tree's end."""
+    rows = height - _OTHER_ROWS - _FRAME_ROWS
+    flows = scene.flows if len(scene.flows) <= rows else scene.flows[: max(rows - 1, 1)]
+    parts: list[RenderableType] = [_head(scene, width), _tree(flows, width)]
+    left = rows - len(flows)
     if left >= _LOWER_ROWS:
         parts.append(_lower(scene))
         left -= _LOWER_ROWS
@@ -58,6 +60,8 @@ def draw(scene: Scene, *, width: int, height: int) -> RenderableType:
         left -= 1
     if left - 2 >= _EVENTS_MIN:
         parts.append(_events(scene.events, min(left - 2, _EVENTS_MAX)))
+    elif scene.events and left >= 1:
+        parts.append(_event_line(scene.events[-1], lead=" "))
     parts.append(_foot(scene))
     return Group(*parts)
 
@@ -92,7 +96,7 @@ def _foot(scene: Scene) -> Text:
 # The tree
 
 
-def _tree(scene: Scene, width: int) -> RenderableType:
+def _tree(flows: Sequence[Flow], width: int) -> RenderableType:
     is_wide = width >= _WIDE
     table = Table(box=None, expand=True, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("what flows where", no_wrap=True)
@@ -102,7 +106,7 @@ def _tree(scene: Scene, width: int) -> RenderableType:
     table.add_column("", no_wrap=True, min_width=STEPS)
     table.add_column("records", justify="right", no_wrap=True, min_width=8)
     table.add_column("lag", justify="right", no_wrap=True, min_width=6)
-    for flow in scene.flows:
+    for flow in flows:
         cells = [_name(flow), _note(flow), *_numbers(flow)]
         table.add_row(*(cells if is_wide else cells[:1] + cells[2:]))
     return Panel(table, box=box.ROUNDED, border_style="dim", padding=(0, 1))
@@ -218,16 +222,16 @@ def _letter_line(letter: Letter) -> Text:
 
 
 def _events(events: tuple[Event, ...], rows: int) -> RenderableType:
-    lines = [
-        Text.assemble(
-            (f"{clock_text(event.at_s)}  ", "dim"),
-            (event.text, "red" if event.is_trouble else ""),
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-        for event in events[-rows:]
-    ]
-    return _panel(Group(*lines), "what happened", rows + 2)
+    return _panel(Group(*(_event_line(event) for event in events[-rows:])), "what happened", rows + 2)
+
+
+def _event_line(event: Event, lead: str = "") -> Text:
+    return Text.assemble(
+        (f"{lead}{clock_text(event.at_s)}  ", "dim"),
+        (event.text, "red" if event.is_trouble else ""),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
 
 
 def clock_text(seconds: float) -> str:
