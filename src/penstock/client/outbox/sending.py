@@ -49,8 +49,6 @@ class Sender:
         def init(timeout_s: float) -> None:
             if time.monotonic() > deadline:
                 raise Disturbed(f"no broker has let {self.transactional_id} begin within {_INIT_S:g} s")
-            # The library looks for its coordinator at once or half a second later: at once takes a connection.
-            self._producer.list_topics(self._topic, timeout=timeout_s)
             self._producer.init_transactions(timeout_s)
 
         passing(init, "beginning", self._stopping)
