@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict, dataclass
+from typing import Final
 
 __all__ = ["Figures"]
+
+_LOCK: Final = threading.Lock()
 
 
 @dataclass(slots=True)
@@ -27,12 +31,19 @@ class Figures:
     skipped: int = 0
     #: Still being handled when their partition was taken away; another member handles them too.
     lost_in_hand: int = 0
-    #: Answered for too late: their partition, or their lock, had gone to another member.
+    #: Answered for in vain: their partition or their lock had gone, or the answer got lost. They may come again.
     late: int = 0
+    #: In share groups: given back untried, because their lock was about to run out.
+    overdue: int = 0
     #: How often the member left and joined again, or a transaction was begun anew.
     restarts: int = 0
     #: How often the circuit breaker has opened.
     breaks: int = 0
+
+    def add(self, name: str, count: int = 1) -> None:
+        """For what several threads count."""
+        with _LOCK:
+            setattr(self, name, getattr(self, name) + count)
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)

@@ -22,6 +22,7 @@ from penstock.client.app.plain_opening import open_consumer
 from penstock.client.app.publishing import Headers, Published, header_list
 from penstock.client.app.resources import Resources
 from penstock.client.app.settings import ApplicationError, checked
+from penstock.client.app.sharing import Sharing
 from penstock.client.app.subscription import Subscription, subscription
 from penstock.client.payloads import encode
 from penstock.client.topics import BROKER_DEFAULT, NewTopic, create_topics
@@ -203,9 +204,12 @@ class Penstock:
             if self._running:
                 raise ApplicationError("the application runs already")
             self._stop.clear()
-            self._running = [Consumption(each, self._resources) for each in self._subscriptions]
+            self._running = [self._consumption(each) for each in self._subscriptions]
             for each in self._running:
                 each.start()
+
+    def _consumption(self, subscription: Subscription) -> Consumption:
+        return (Sharing if subscription.share else Consumption)(subscription, self._resources)
 
     def stop(self) -> None:
         """From any thread, or a signal: begin nothing more."""

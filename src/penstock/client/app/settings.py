@@ -8,7 +8,14 @@ from typing import Any, Final
 
 from penstock.client.errors import ClientError
 
-__all__ = ["ApplicationError", "Settings", "consumer_settings", "producer_settings"]
+__all__ = [
+    "ApplicationError",
+    "Settings",
+    "admin_settings",
+    "consumer_settings",
+    "producer_settings",
+    "share_settings",
+]
 
 Settings = dict[str, Any]
 
@@ -50,6 +57,15 @@ _CONSUMER_ONLY: Final = (
     "partition.assignment.strategy",
     "queued.",
     "session.timeout.ms",
+)
+#: Of those that other consumers have, what a member of a share group has too; brokers decide the rest.
+_SHARED: Final = (
+    "check.crcs",
+    "fetch.max.bytes",
+    "fetch.min.bytes",
+    "fetch.wait.max.ms",
+    "max.partition.fetch.bytes",
+    "max.poll.interval.ms",
 )
 #: What Java clients and kafka-python do; keyless messages are spread.
 _PARTITIONER: Final = "murmur2_random"
@@ -102,4 +118,28 @@ def consumer_settings(bootstrap: str, name: str, given: Settings, *, group: str)
         "isolation.level": "read_committed",
         **strategy,
         **chosen,
+    }
+
+
+def share_settings(bootstrap: str, name: str, given: Settings, *, group: str, taken_max: int) -> Settings:
+    """For a member of a share group: each message is answered for by itself."""
+    chosen = {
+        key: value
+        for key, value in given.items()
+        if key in _SHARED or not key.startswith((*_PRODUCER_ONLY, *_CONSUMER_ONLY))
+    }
+    return {
+        **common(bootstrap, name),
+        "group.id": group,
+        "share.acknowledgement.mode": "explicit",
+        "max.poll.records": taken_max,
+        **chosen,
+    }
+
+
+def admin_settings(bootstrap: str, name: str, given: Settings) -> Settings:
+    of_others = (*_PRODUCER_ONLY, *_CONSUMER_ONLY)
+    return {
+        **common(bootstrap, name),
+        **{key: value for key, value in given.items() if not key.startswith(of_others)},
     }

@@ -23,8 +23,10 @@ _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _CONCURRENCY_MAX: Final = 1_000
 #: Bounds what a crash repeats, or a commit of unknown fate drops.
 TAKEN_MAX: Final = 500
-#: Whose locks run from the moment when they are taken.
-SHARED_TAKEN_MAX: Final = 50
+#: A lock runs from the moment when a message is taken, so none is taken that nobody handles at once.
+SHARED_TAKEN_MAX: Final = 1
+#: Each of them is a member, with connections of its own.
+_SHARED_CONCURRENCY_MAX: Final = 64
 _DAY_S: Final = 86_400.0
 
 
@@ -88,7 +90,7 @@ def subscription(
 ) -> Subscription:
     """Checked. Raises ApplicationError."""
     taken_max = taken_max or (SHARED_TAKEN_MAX if share else TAKEN_MAX)
-    most_at_once = 2 * (concurrency if share else max(taken_max, concurrency))
+    most_at_once = concurrency if share else 2 * max(taken_max, concurrency)
     name = getattr(handler, "__qualname__", type(handler).__qualname__)
     made = Subscription(
         topics=_topics(topics),
@@ -260,6 +262,8 @@ def _share(made: Subscription) -> str | None:
             "a message of a share group cannot wait for breaker=, its lock would run out: "
             "the delay of retry= spares what fails"
         )
+    if made.concurrency > _SHARED_CONCURRENCY_MAX:
+        return f"concurrency= is at most {_SHARED_CONCURRENCY_MAX} in a share group: each is a member of its own"
     if made.lock_s is not None and made.lock_s <= 0:
         return "lock= is longer than 0"
     return None

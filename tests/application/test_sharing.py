@@ -1,0 +1,440 @@
+"""Share groups in applications: jobs by handler and by plain calls, and what the group does with failures."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource
+from tests.application.apps import QUICK, header, read_all, running
+from tests.brokers import BrokerProcess, external_bootstrap
+from tests.waiting import eventually
+
+from penstock.client import ApplicationError, Backoff, Message, Penstock, Reject, Retry
+from penstock.client.app import share_settings
+from penstock.client.app.membership import CommitRefused
+from penstock.client.errors import ClientError
+from penstock.client.letters import dead_letter_topic
+from penstock.protocol import letters
+
+#: So that a lock can run out while a test waits for it.
+SETTINGS = {
+    "group.share.min.record.lock.duration.ms": "1000",
+    "group.share.min.session.timeout.ms": "1000",
+    "group.share.min.heartbeat.interval.ms": "200",
+    "group.share.heartbeat.interval.ms": "200",
+    "share.coordinator.state.topic.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+}
+
+
+@dataclass
+class Job:
+    id: int
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    if external_bootstrap():
+        pytest.skip("needs a broker with settings of its own; PENSTOCK_TEST_BOOTSTRAP names another")
+    process = BrokerProcess(tmp_path_factory.mktemp("share") / "data", SETTINGS).start()
+    yield process
+    assert process.stop() == 0, f"the broker did not end cleanly:\n{''.join(process.output)}"
+
+
+@pytest.fixture
+def app(bootstrap: str) -> Iterator[Penstock]:
+    with Penstock(bootstrap, settings=QUICK) as made:
+        yield made
+
+
+@pytest.fixture
+def topic(app: Penstock, unique: Callable[[str], str]) -> str:
+    name = unique("jobs")
+    app.create_topic(name, partitions=2)
+    return name
+
+
+def fill(app: Penstock, topic: str, count: int, first: int = 0) -> None:
+    for future in [app.publish_soon(topic, Job(number)) for number in range(first, first + count)]:
+        future.result(30)
+
+
+def group_settings(bootstrap: str, group: str) -> dict[str, str]:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    (future,) = admin.describe_configs([ConfigResource(ConfigResource.Type.GROUP, group)]).values()
+    return {name: entry.value for name, entry in future.result(20).items()}
+
+
+# -- handlers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_every_job_is_done_once_where_nothing_breaks(
+    app: Penstock, topic: str, group: str, concurrency: int
+) -> None:
+    fill(app, topic, 200)
+    done: Counter[int] = Counter()
+
+    @app.subscribe(topic, group=group, share=True, concurrency=concurrency)
+    def work(job: Job) -> None:
+        done[job.id] += 1
+
+    with running(app, until=lambda: done.total() >= 200):
+        pass
+    assert done == Counter(range(200))
+    figures = app.figures()[work.__qualname__]
+    assert (figures.handled, figures.late, figures.overdue) == (200, 0, 0)
+
+
+def test_async_handlers_work_together(app: Penstock, topic: str, group: str) -> None:
+    fill(app, topic, 40)
+    done: list[int] = []
+    together = {"now": 0, "most": 0}
+
+    @app.subscribe(topic, group=group, share=True, concurrency=8)
+    async def work(job: Job) -> None:
+        together["now"] += 1
+        together["most"] = max(together.values())
+        await asyncio.sleep(0.01)
+        together["now"] -= 1
+        done.append(job.id)
+
+    with running(app, until=lambda: len(done) >= 40):
+        pass
+    assert sorted(done) == list(range(40))
+    assert 1 < together["most"] <= 8
+
+
+def test_one_slow_job_does_not_hold_up_its_neighbours(app: Penstock, topic: str, group: str) -> None:
+    """They are in the same batch, and some are published later."""
+    fill(app, topic, 20)
+    done: list[int] = []
+    enough = threading.Event()
+
+    @app.subscribe(topic, group=group, share=True, concurrency=4)
+    def work(job: Job) -> None:
+        if job.id == 0:
+            assert enough.wait(20)
+        done.append(job.id)
+
+    app.start()
+    eventually(lambda: len(done) == 19)
+    fill(app, topic, 20, first=20)
+    try:
+        eventually(lambda: len(done) == 39)
+    finally:
+        enough.set()
+    eventually(lambda: len(done) == 40)
+    app.close()
+
+
+def test_the_group_delays_counts_and_buries_what_fails(
+    app: Penstock, topic: str, group: str, bootstrap: str
+) -> None:
+    fill(app, topic, 10)
+    app.publish(topic, b"no JSON")
+    tried: dict[int, list[int]] = {}
+    moments: list[float] = []
+
+    @app.subscribe(
+        topic, group=group, share=True, retry=Backoff(base="300ms", cap="1s", attempts=3), lock="5s"
+    )
+    def work(job: Job, message: Message) -> None:
+        tried.setdefault(job.id, []).append(message.attempt)
+        if job.id == 1:
+            moments.append(time.monotonic())
+            raise RuntimeError("never")
+        if job.id == 2 and message.attempt == 1:
+            raise RuntimeError("once")
+        if job.id == 3:
+            raise Reject("no such customer")
+
+    figures = app.figures()[work.__qualname__]
+    with running(app, until=lambda: figures.handled == 8 and figures.dead == 3):
+        eventually(lambda: len(read_all(bootstrap, dead_letter_topic(topic))) == 3)
+    assert tried == {number: [1] for number in range(10)} | {1: [1, 2, 3], 2: [1, 2]}
+    # As long as the group says, never shorter: the broker counted from when it heard of the failure.
+    assert moments[1] - moments[0] > 0.25
+    assert moments[2] - moments[1] > 0.5
+    assert figures.retried == 3
+    dead = {each.value(): each for each in read_all(bootstrap, dead_letter_topic(topic))}
+    assert set(dead) == {b'{"id":1}', b'{"id":3}', b"no JSON"}
+    assert header(dead[b'{"id":1}'], letters.DELIVERY_COUNT) == "3"
+    assert header(dead[b'{"id":3}'], letters.REASON) == "rejected"
+    assert header(dead[b'{"id":3}'], letters.GROUP) == group
+
+
+def test_what_the_subscription_says_is_set_in_the_group_once(
+    app: Penstock, topic: str, group: str, bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: list[Any] = []
+    change = share_settings._Settings.change
+
+    def noted(self: Any, asked: Any) -> None:
+        changes.append(asked)
+        change(self, asked)
+
+    monkeypatch.setattr(share_settings._Settings, "change", noted)
+    retry = Backoff(base="2s", cap="5m", attempts=7)
+    for _ in range(2):
+        with app.consumer(topic, group=group, share=True, retry=retry, lock="20s", start="latest"):
+            pass
+    assert len(changes) == 1
+    told = group_settings(bootstrap, group)
+    expected = {
+        "share.auto.offset.reset": "latest",
+        "share.isolation.level": "read_committed",
+        "share.delivery.count.limit": "7",
+        "share.record.lock.duration.ms": "20000",
+        "penstock.share.backoff": "exponential",
+        "penstock.share.backoff.ms": "2000",
+        "penstock.share.backoff.max.ms": "300000",
+        "penstock.share.delivery": "at-least-once",
+    }
+    assert {name: told[name] for name in expected} == expected
+    with app.consumer(topic, group=group, share=True, start="latest"):
+        pass
+    assert len(changes) == 1, "without retry= and lock= the group keeps what it has"
+
+
+def test_stopping_finishes_what_is_in_hand_and_gives_the_rest_to_others(
+    app: Penstock, topic: str, group: str, bootstrap: str
+) -> None:
+    fill(app, topic, 30)
+    done: list[int] = []
+
+    @app.subscribe(topic, group=group, share=True, concurrency=2, retry=Backoff(base="1h", cap="1h"))
+    def work(job: Job) -> None:
+        done.append(job.id)
+        if len(done) == 5:
+            app.stop()
+        time.sleep(0.05)
+
+    app.run()
+    stopped = list(done)
+    assert 5 <= len(stopped) < 30
+    with Penstock(bootstrap, settings=QUICK) as other, other.consumer(topic, group=group, share=True) as rest:
+        while len(done) < 30:
+            for message in rest.poll(timeout="20s"):
+                done.append(message.payload(Job).id)
+                rest.ack(message)
+    assert sorted(done) == list(range(30))
+
+
+def test_a_job_that_waited_for_longer_than_its_lock_is_given_back_untried(
+    app: Penstock, topic: str, group: str
+) -> None:
+    """One batch, handled one after the other, for longer than it is ours."""
+    tried: dict[int, list[int]] = {}
+    fill(app, topic, 6)
+
+    @app.subscribe(topic, group=group, share=True, lock="1s", taken_max=6)
+    def work(job: Job, message: Message) -> None:
+        time.sleep(0 if tried else 1.2)
+        tried.setdefault(job.id, []).append(message.attempt)
+
+    figures = app.figures()[work.__qualname__]
+    with running(app, until=lambda: len(tried) == 6):
+        pass
+    assert figures.overdue > 0
+    untried = [attempts for attempts in tried.values() if attempts == [2]]
+    assert len(untried) == figures.overdue, "and nobody was at work on them meanwhile"
+
+
+def test_a_handler_that_outlives_its_lock_is_told_of(
+    app: Penstock, topic: str, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Locks cannot be renewed by this client library, so the job is done again."""
+    fill(app, topic, 1)
+    attempts: list[int] = []
+
+    @app.subscribe(topic, group=group, share=True, lock="1s", concurrency=4)
+    def work(message: Message) -> None:
+        attempts.append(message.attempt)
+        if message.attempt == 1:
+            eventually(lambda: len(attempts) > 1)
+
+    figures = app.figures()[work.__qualname__]
+    with running(app, until=lambda: figures.handled == 2):
+        pass
+    assert attempts == [1, 2]
+    assert figures.late == 1
+    assert "answers were not kept" in caplog.text
+
+
+def test_at_most_once_the_broker_hands_out_once_and_a_failure_is_a_letter(
+    app: Penstock, topic: str, group: str, bootstrap: str
+) -> None:
+    fill(app, topic, 20)
+    tried: Counter[int] = Counter()
+
+    @app.subscribe(topic, group=group, share=True, delivery="at-most-once", concurrency=2)
+    def work(job: Job) -> None:
+        tried[job.id] += 1
+        if job.id == 7:
+            raise RuntimeError("no")
+
+    figures = app.figures()[work.__qualname__]
+    with running(app, until=lambda: figures.handled == 19 and figures.dead == 1):
+        pass
+    assert tried == Counter(range(20))
+    assert group_settings(bootstrap, group)["penstock.share.delivery"] == "at-most-once"
+    (letter,) = read_all(bootstrap, dead_letter_topic(topic))
+    assert header(letter, letters.ERROR_CLASS) == "RuntimeError"
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ({"delivery": "exactly-once"}, "at-least-once or at-most-once, not exactly-once"),
+        ({"delivery": "effectively-once"}, "not effectively-once"),
+        ({"delivery": "at-most-once", "retry": Backoff()}, "tries nothing again"),
+        ({"keep_order": True, "retry": Backoff()}, "in no order"),
+        ({"lock": "0s"}, "longer than 0"),
+    ],
+)
+def test_what_a_share_group_cannot_do_is_refused(app: Penstock, how: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ApplicationError, match=sentence):
+
+        @app.subscribe("jobs", group="g", share=True, **how)
+        def work(job: Job) -> None: ...
+
+
+def test_what_the_broker_does_not_allow_is_told_in_its_words(app: Penstock, topic: str, group: str) -> None:
+    @app.subscribe(topic, group=group, share=True, retry=Backoff(attempts=50))
+    def work(job: Job) -> None: ...
+
+    with pytest.raises(ApplicationError, match=r"group\.share\.max\.delivery\.count\.limit"):
+        app.run()
+
+
+def test_brokers_without_delays_are_used_as_they_are(
+    app: Penstock,
+    topic: str,
+    group: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As Apache Kafka is: none of our own settings, and the members see to it that nothing is handed out twice."""
+    described = share_settings._Settings.described
+
+    def without_ours(self: Any) -> dict[str, str]:
+        return {name: value for name, value in described(self).items() if not name.startswith("penstock.")}
+
+    monkeypatch.setattr(share_settings._Settings, "described", without_ours)
+    fill(app, topic, 10)
+    attempts: Counter[int] = Counter()
+
+    @app.subscribe(topic, group=group, share=True, retry=Backoff(base="1h", cap="1h", attempts=3))
+    def work(job: Job) -> None:
+        attempts[job.id] += 1
+        if job.id == 1 and attempts[1] == 1:
+            raise RuntimeError("once")
+
+    @app.subscribe(topic, group=f"{group}-2", share=True, delivery="at-most-once")
+    def once(job: Job) -> None:
+        if job.id == 1:
+            raise RuntimeError("no")
+
+    figures = app.figures()
+    with running(
+        app,
+        until=lambda: figures[work.__qualname__].handled == 10 and figures[once.__qualname__].handled == 9,
+    ):
+        pass
+    assert attempts[1] == 2
+    assert [each.message for each in caplog.records if "no such settings" in each.message] == [
+        f"{group}: these brokers have no such settings of groups: what fails is tried again at once"
+    ]
+
+
+# -- plain calls -----------------------------------------------------------------------------------------
+
+
+def test_plain_calls_answer_for_each_job(app: Penstock, topic: str, group: str, bootstrap: str) -> None:
+    fill(app, topic, 5)
+    retry = Backoff(base="100ms", cap="100ms", attempts=2)
+    with app.consumer(topic, group=group, share=True, retry=retry) as consumer:
+        seen: list[tuple[int, int]] = []
+        while len(seen) < 7:
+            for message in consumer.poll(2, timeout="20s"):
+                number = message.payload(Job).id
+                seen.append((number, message.attempt))
+                if number in (1, 2):
+                    consumer.nack(message)
+                elif number == 3:
+                    consumer.reject(message, reason="bad")
+                else:
+                    consumer.ack(message)
+        figures = consumer.figures
+        assert (figures.handled, figures.retried, figures.dead) == (2, 2, 3)
+    assert sorted(seen) == [(0, 1), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1)]
+    eventually(lambda: len(read_all(bootstrap, dead_letter_topic(topic))) == 3)
+
+
+def test_plain_commit_is_known_and_a_lock_that_ran_out_is_told(app: Penstock, topic: str, group: str) -> None:
+    fill(app, topic, 2)
+    with app.consumer(topic, group=group, share=True, lock="1s") as consumer:
+        assert consumer.poll(1, timeout="20s")
+        time.sleep(1.5)  # longer than the lock, which is what this is about
+        with pytest.raises(CommitRefused):
+            consumer.commit()
+    with app.consumer(topic, group=group, share=True) as consumer:
+        seen: set[int] = set()
+        while len(seen) < 2:
+            seen |= {message.payload(Job).id for message in consumer.poll(timeout="20s")}
+            consumer.commit()
+
+
+def test_plain_calls_say_what_a_share_group_cannot_do(app: Penstock, topic: str, group: str) -> None:
+    fill(app, topic, 1)
+    with app.consumer(topic, group=group, share=True) as consumer:
+        (message,) = consumer.poll(timeout="20s")
+        with pytest.raises(ApplicationError, match="cannot delay one message"):
+            consumer.nack(message, delay="5s")
+        with pytest.raises(ApplicationError, match="have no positions"):
+            consumer.seek(topic, 0, offset=0)
+        with pytest.raises(ClientError, match="1 messages have no answer"):
+            consumer.poll()
+        consumer.ack(message)
+        consumer.ack(message)
+        assert consumer.figures.late == 1
+
+
+def test_plain_at_most_once_nobody_else_gets_what_was_handed_out(
+    app: Penstock, topic: str, group: str
+) -> None:
+    fill(app, topic, 10)
+    seen: list[int] = []
+    for _ in range(2):
+        with app.consumer(topic, group=group, share=True, delivery="at-most-once") as consumer:
+            while messages := consumer.poll(timeout="1s" if seen else "20s"):
+                seen += [message.payload(Job).id for message in messages]
+                if len(seen) >= 10:
+                    break
+                with pytest.raises(ApplicationError, match="tries nothing again"):
+                    consumer.nack(messages[0])
+    assert sorted(seen) == list(range(10))
+
+
+def test_a_delay_that_a_handler_asks_for_is_the_groups(
+    app: Penstock, topic: str, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(app, topic, 1)
+
+    @app.subscribe(topic, group=group, share=True, retry=Backoff(base="50ms", attempts=3))
+    def work(message: Message) -> None:
+        if message.attempt == 1:
+            raise Retry("not yet", delay="1h")
+
+    figures = app.figures()[work.__qualname__]
+    with caplog.at_level(logging.WARNING), running(app, until=lambda: figures.handled == 1):
+        pass
+    assert "keeps no delay= of one message" in caplog.text
