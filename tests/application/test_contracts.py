@@ -525,3 +525,26 @@ def test_many_messages_go_in_one_compressed_batch(
         assert batch.header.record_count == 100
     finally:
         cluster.close()
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "effectively-once"])
+def test_what_no_broker_takes_is_a_failure_of_the_handler(
+    app: Penstock, topic: str, group: str, bootstrap: str, tmp_path: Path, delivery: str
+) -> None:
+    """It would be refused for ever, and must not stop the others."""
+    fill(app, topic, 6)
+    store = f"sqlite:///{tmp_path}/seen.db" if delivery == "effectively-once" else None
+    tried: list[int] = []
+
+    @app.subscribe(topic, group=group, delivery=delivery, store=store, retry=Backoff(base="50ms", attempts=2))
+    def bill(order: Order) -> None:
+        tried.append(order.id)
+        if order.id == 3:
+            app.publish(topic, b"x" * 3_000_000)
+
+    figures = app.figures()[bill.__qualname__]
+    with running(app, until=lambda: figures.dead == 1 and figures.handled == 5):
+        pass
+    assert sorted(tried) == [0, 1, 2, 3, 3, 4, 5]
+    (letter,) = read_all(bootstrap, dead_letter_topic(topic))
+    assert header(letter, letters.ERROR_CLASS) == "penstock.client.NotPublished"

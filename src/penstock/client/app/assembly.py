@@ -159,7 +159,8 @@ class _Assembly:
     def _check(self, error: Exception) -> None:
         """Raises what is no fault of the message: it is read again when that has passed."""
         if self._may_try_again:
-            if isinstance(error, (TransactionFailed, NotPublished)):
+            is_outage = isinstance(error, NotPublished) and error.may_be_there
+            if is_outage or isinstance(error, TransactionFailed):
                 raise error
             raise_outage(error)
         if not self._sub.dead_letters:
