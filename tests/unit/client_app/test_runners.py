@@ -1,6 +1,5 @@
-"""Handlers are run while another thread takes back what was not begun: nobody takes a part of a batch for all of it."""
+"""What runners of all kinds do with messages that cannot be handled."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from penstock.client.app.figures import Figures
 from penstock.client.app.guarding import Stopped
 from penstock.client.app.handling import one_by_one
-from penstock.client.app.inline import Inline, InlineBatches, Runner
+from penstock.client.app.inline import Failed, Inline, InlineBatches, Runner
 from penstock.client.app.lanes import AsyncLanes, ThreadLanes
 
 
@@ -30,61 +29,35 @@ class Raw:
         return b"k"
 
 
-def inline(call: Callable[[Any], Any]) -> Runner:
-    return Inline(one_by_one(call), lambda raw, error: None, Figures())
+def passed_over(raw: Raw, error: Exception) -> None:
+    pass
 
 
-def batches(call: Callable[[Any], Any]) -> Runner:
+def inline(call: Callable[[Any], Any], failed: Failed = passed_over) -> Runner:
+    return Inline(one_by_one(call), failed, Figures())
+
+
+def batches(call: Callable[[Any], Any], failed: Failed = passed_over) -> Runner:
     def call_all(pairs: Any) -> None:
         for raw, _ in pairs:
             call(raw)
 
-    return InlineBatches(
-        call_all, lambda raw: None, lambda raw, error: None, Figures(), count_max=2, isolates=True
-    )
+    return InlineBatches(call_all, lambda raw: None, failed, Figures(), count_max=2, isolates=True)
 
 
-def threads(call: Callable[[Any], Any]) -> Runner:
-    return ThreadLanes(call, lambda raw, error: None, Figures(), lanes=2, in_flight_max=100)
+def threads(call: Callable[[Any], Any], failed: Failed = passed_over) -> Runner:
+    return ThreadLanes(call, failed, Figures(), lanes=2, in_flight_max=100)
 
 
-def tasks(call: Callable[[Any], Any]) -> Runner:
+def tasks(call: Callable[[Any], Any], failed: Failed = passed_over) -> Runner:
     async def called(raw: Any) -> Any:
         return call(raw)
 
-    return AsyncLanes(called, lambda raw, error: None, Figures(), lanes=2, in_flight_max=100)
+    return AsyncLanes(called, failed, Figures(), lanes=2, in_flight_max=100)
 
 
 @pytest.mark.parametrize("make", [inline, batches, threads, tasks])
-def test_a_batch_whose_rest_is_taken_back_is_not_whole(make: Callable[..., Runner]) -> None:
-    begun, taken = threading.Event(), threading.Event()
-
-    def call(raw: Raw) -> None:
-        begun.set()
-        taken.wait(10)
-
-    runner = make(call)
-
-    def take_back() -> None:
-        begun.wait(10)
-        assert runner.trim()
-        taken.set()
-
-    other = threading.Thread(target=take_back)
-    other.start()
-    runner.run([Raw(number) for number in range(8)])
-    runner.drain()
-    assert not runner.is_whole
-    other.join()
-
-    runner.run([Raw(number) for number in range(8, 10)])
-    runner.drain()
-    assert runner.is_whole
-    runner.close()
-
-
-@pytest.mark.parametrize("make", [inline, batches, threads, tasks])
-def test_a_batch_with_a_message_that_was_not_tried_is_not_whole(make: Callable[..., Runner]) -> None:
+def test_what_was_left_is_forgotten_when_it_is_read_again(make: Callable[..., Runner]) -> None:
     def call(raw: Raw) -> None:
         if raw.offset() == 3:
             raise Stopped
@@ -92,14 +65,39 @@ def test_a_batch_with_a_message_that_was_not_tried_is_not_whole(make: Callable[.
     runner = make(call)
     runner.run([Raw(number) for number in range(4)])
     runner.drain()
-    assert not runner.is_whole
+    assert [raw.offset() for raw in runner.pending()][-1] == 3
+    runner.forget()
+    assert runner.pending() == []
     runner.close()
 
 
 @pytest.mark.parametrize("make", [inline, batches, threads, tasks])
-def test_nothing_is_whole(make: Callable[..., Runner]) -> None:
+def test_what_hinders_is_raised_until_it_is_forgotten(make: Callable[..., Runner]) -> None:
+    def failed(raw: Raw, error: Exception) -> None:
+        raise error
+
+    def call(raw: Raw) -> None:
+        if raw.offset() == 1:
+            raise LookupError("no such table")
+
+    runner = make(call, failed)
+    with pytest.raises(LookupError):
+        _run(runner, [Raw(0), Raw(1)])
+    runner.forget()
+    _run(runner, [Raw(2)])
+    assert runner.pending() == []
+    runner.close()
+
+
+@pytest.mark.parametrize("make", [inline, batches, threads, tasks])
+def test_there_may_be_nothing_to_do(make: Callable[..., Runner]) -> None:
     runner = make(lambda raw: None)
     runner.run([])
     runner.drain()
-    assert runner.is_whole
+    assert runner.pending() == []
     runner.close()
+
+
+def _run(runner: Runner, batch: list[Raw]) -> None:
+    runner.run(batch)
+    runner.drain()

@@ -187,6 +187,8 @@ class ExactlyOnce:
         self._make = make
         self._publisher: TransactionalPublisher | None = None
         self._is_interrupted = False
+        #: Of the batch at work: not begun, and put back.
+        self._put_back: list[Any] = []
 
     def publish(self, draft: Draft) -> None:
         assert self._publisher is not None, "published outside of a transaction"
@@ -196,7 +198,8 @@ class ExactlyOnce:
         session = self._session
         if not batch:
             return
-        self._is_interrupted = False
+        with session.membership.held():
+            self._is_interrupted, self._put_back = False, []
         group = session.membership.metadata()
         publisher = self._publisher = self._publisher or self._make()
         try:
@@ -214,13 +217,14 @@ class ExactlyOnce:
             raise
 
     def _positions(self, batch: Sequence[Any]) -> dict[Place, int]:
-        """Of every partition in the batch, all of which was handled; else nothing of it is to be seen."""
-        session = self._session
-        if not session.runner.is_whole:
-            raise TransactionFailed("a batch was interrupted")
-        ends = {(raw.topic(), raw.partition()): raw.offset() for raw in batch}
-        reached = session.membership.positions()
-        if self._is_interrupted or any(reached.get(place, -1) <= last for place, last in ends.items()):
+        """Of every partition of which something was handled; if one has gone, nothing of it is to be seen."""
+        membership, left = self._session.membership, self._session.runner.pending()
+        with membership.held():
+            reached = membership.positions(left)
+            untouched = {id(raw) for raw in (*self._put_back, *left)}
+            is_interrupted = self._is_interrupted
+        ends = {(raw.topic(), raw.partition()): raw.offset() for raw in batch if id(raw) not in untouched}
+        if is_interrupted or any(reached.get(place, -1) <= last for place, last in ends.items()):
             raise TransactionFailed("partitions went to another member in the middle of a batch")
         return {place: reached[place] for place in ends}
 
@@ -228,6 +232,7 @@ class ExactlyOnce:
         session = self._session
         _LOG.warning("%s; its messages are read again", error)
         session.figures.restarts += 1
+        session.runner.forget()
         try:
             publisher.abort()
         except ClientError:
@@ -244,7 +249,13 @@ class ExactlyOnce:
         pass
 
     def stop(self) -> None:
-        self.revoked(())
+        """What is in hand is finished and committed."""
+        with self._session.membership.held():
+            self._return(self._session.runner.trim())
+
+    def _return(self, rest: list[Any]) -> None:
+        self._put_back += rest
+        self._session.membership.put_back(rest)
 
     def finish(self) -> None:
         pass
@@ -253,10 +264,12 @@ class ExactlyOnce:
         return {}
 
     def revoked(self, places: Sequence[Place]) -> None:
-        _, in_hand = self._session.runner.interrupt(HAND_OVER_S)
+        rest, in_hand = self._session.runner.interrupt(HAND_OVER_S, places)
+        self._return(rest)
         if in_hand:
             self._is_interrupted = True
 
     def lost(self, places: Sequence[Place]) -> None:
-        self._session.runner.interrupt(0.0)
+        rest, _ = self._session.runner.interrupt(0.0)
+        self._return(rest)
         self._is_interrupted = True

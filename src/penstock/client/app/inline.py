@@ -24,10 +24,6 @@ class Runner(Protocol):
     def run(self, batch: Sequence[Any]) -> None:
         """Handle them, or see to it that they are handled."""
 
-    @property
-    def is_whole(self) -> bool:
-        """Of what was given last: nothing was taken back, and nothing left untried."""
-
     def pending(self) -> list[Any]:
         """Taken and not handled yet."""
 
@@ -40,7 +36,10 @@ class Runner(Protocol):
         """Begin nothing more (of these partitions): what was not begun, and what is still in hand after that time."""
 
     def drain(self) -> None:
-        """Return when nothing is pending."""
+        """Return when nothing is pending, but what was left because the application ends. Raises what hinders it."""
+
+    def forget(self) -> None:
+        """What could not be handled is read again."""
 
     @property
     def is_full(self) -> bool:
@@ -59,23 +58,17 @@ class _Sequential:
         self._batch: Sequence[Any] = ()
         self._taken_away = 0
         self._left: list[Any] = []
-        #: The last that was begun: whoever takes the rest away counts it later than this thread sees that it is gone.
-        self._last: Any = None
-        self.is_whole = True
 
     def run(self, batch: Sequence[Any]) -> None:
         self._idle.clear()
         self._batch, self._taken_away = batch, 0
         self._rest = iter(batch)
-        self._last, left = None, len(self._left)
         try:
             self._handle(self._rest)
         except BaseException:
             # Neither handled nor a letter: its position must not be committed on the way out.
             self._leave(self._in_hand())
             raise
-        else:
-            self.is_whole = (not batch or self._last is batch[-1]) and len(self._left) == left
         finally:
             self._batch = ()
             self._idle.set()
@@ -112,6 +105,9 @@ class _Sequential:
     def drain(self) -> None:
         pass
 
+    def forget(self) -> None:
+        self._left.clear()
+
     @property
     def is_full(self) -> bool:
         return False
@@ -134,7 +130,6 @@ class Inline(_Sequential):
         take_in_hand(hand)
         while not self._is_through(rest):
             failures += 1
-        self._last = hand.raw
         self._figures.handled += count - self._taken_away - len(self._left) - failures
 
     def _is_through(self, rest: Iterator[Any]) -> bool:
@@ -181,7 +176,6 @@ class InlineBatches(_Sequential):
     def _handle(self, rest: Iterator[Any]) -> None:
         while chunk := [raw for _, raw in zip(range(self._count_max), rest, strict=False)]:
             self._chunk = chunk
-            self._last = chunk[-1]
             self._call_with(self._readable(chunk))
         self._chunk = []
 

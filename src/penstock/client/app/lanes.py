@@ -41,10 +41,8 @@ class _Lanes:
         self._error: Exception | None = None
         self._changed = threading.Condition()
         self._turn = 0
-        self._took_back = False
 
     def run(self, batch: Sequence[Any]) -> None:
-        self._took_back = False
         for raw in batch:
             number = next(self._numbers)
             with self._changed:
@@ -101,11 +99,6 @@ class _Lanes:
             return list(self._open.values())
 
     @property
-    def is_whole(self) -> bool:
-        with self._changed:
-            return not self._took_back and not self._left
-
-    @property
     def is_full(self) -> bool:
         return len(self._open) >= self._in_flight_max
 
@@ -115,7 +108,6 @@ class _Lanes:
 
     def _take_back(self, chosen: Callable[[Any], bool]) -> list[Any]:
         waiting = [number for number, raw in self._open.items() if number not in self._begun and chosen(raw)]
-        self._took_back = self._took_back or bool(waiting)
         return [self._open.pop(number) for number in waiting]
 
     def interrupt(
@@ -140,6 +132,14 @@ class _Lanes:
         with self._changed:
             self._changed.wait_for(lambda: self._open.keys() <= self._left)
         self.pending()
+
+    def forget(self) -> None:
+        with self._changed:
+            for number in self._left:
+                self._open.pop(number, None)
+                self._begun.discard(number)
+            self._left.clear()
+            self._error = None
 
 
 def _place(raw: Any) -> Place:
