@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from penstock.client.app.handling import Unreadable
+from penstock.client.app.message import id_of
 from penstock.client.backoff import Backoff
 from penstock.client.letters import (
     Failure,
@@ -25,7 +26,7 @@ from penstock.client.letters import (
     retry_topic,
 )
 from penstock.client.payloads import PayloadError
-from penstock.protocol.letters import HANDLER
+from penstock.protocol.letters import HANDLER, MESSAGE_ID
 
 __all__ = ["Failing", "Letter", "Reject", "Retry"]
 
@@ -133,6 +134,8 @@ class Failing:
     ) -> Letter:
         headers = headers_for(raw.headers(), origin, failure, group=self.group, attempts=attempts)
         headers.append((HANDLER, self.handler.encode()))
+        if not any(name == MESSAGE_ID and value for name, value in headers):
+            headers.append((MESSAGE_ID, id_of(raw).encode()))  # or each letter of it would get one of its own
         count = self.partitions.get(topic) or origin.partition + 1
         partition = origin.partition % count
         return Letter(topic, partition, raw.key(), raw.value(), headers, timestamp_ms, False)
