@@ -1,15 +1,23 @@
 """How a member of a group behaves when its handlers are slow, when it is taken for dead, and when much waits."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.application.apps import QUICK, committed, running
 from tests.waiting import eventually
 
-from penstock.client import Backoff, Message, Penstock, Retry
+from penstock.client import Backoff, Breaker, Message, Penstock, Retry
 
 #: The shortest that the library allows beside a session of that length.
 SHORT = {**QUICK, "max.poll.interval.ms": 6_000}
@@ -48,13 +56,17 @@ def test_a_message_is_handled_as_soon_as_it_is_there(
     try:
         for number in range(3):
             other.publish(topic, number)
-            eventually(lambda: len(handled) == number + 1)
+            eventually(partial(_has, handled, number + 1))
     finally:
         closing.start()
         while closing.is_alive():
             other.publish(topic, 0)
             closing.join(0.1)
         other.close()
+
+
+def _has(items: list[int], count: int) -> bool:
+    return len(items) == count
 
 
 def test_what_comes_before_a_retry_that_is_not_due_is_done(bootstrap: str, topic: str, group: str) -> None:
@@ -124,3 +136,174 @@ def test_a_handler_slower_than_the_poll_interval_keeps_its_partitions(
         for app in crew.apps.values():
             (figures,) = app.figures().values()
             assert (figures.lost_in_hand, figures.restarts) == (0, 0)
+
+
+_MEMBER = """
+import json, sys, time
+from penstock.client import Penstock
+bootstrap, topic, group, settings = sys.argv[1:]
+app = Penstock(bootstrap, settings=json.loads(settings))
+
+@app.subscribe(topic, group=group)
+def handle(number: int) -> None:
+    print("handling", flush=True)
+    sys.stdin.readline()
+
+app.start()
+while True:
+    time.sleep(0.05)
+    print("figures", json.dumps(next(iter(app.figures().values())).as_dict()), flush=True)
+"""
+
+
+def test_a_member_that_was_taken_for_dead_says_so(
+    bootstrap: str, topic: str, group: str, tmp_path: Path
+) -> None:
+    """Its process is stopped in the middle of a handler for longer than its session lasts, and goes on afterwards."""
+    fill(bootstrap, topic, 2)
+    settings = json.dumps({**QUICK, "session.timeout.ms": 1_000, "heartbeat.interval.ms": 200})
+    errors = tmp_path / "errors"
+    with errors.open("w") as stderr:
+        member = subprocess.Popen(
+            [sys.executable, "-c", _MEMBER, bootstrap, topic, group, settings],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    try:
+        lines = _Lines(member)
+        eventually(lambda: "handling" in lines.seen)
+        os.kill(member.pid, signal.SIGSTOP)
+        with Penstock(bootstrap, settings=QUICK).consumer(topic, group=group) as other:
+            eventually(lambda: other.poll(timeout="200ms"), what="the other one to take over")
+            os.kill(member.pid, signal.SIGCONT)
+            eventually(lambda: lines.figures().get("lost_in_hand") == 1)
+    finally:
+        member.kill()
+        member.communicate()
+    assert "lost " in errors.read_text()
+
+
+class _Lines:
+    """What a process has printed so far."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.seen: list[str] = []
+        self._output: Any = process.stdout
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self._output:
+            self.seen.append(line.strip())
+
+    def figures(self) -> dict[str, int]:
+        told = [line for line in list(self.seen) if line.startswith("figures")]
+        found: dict[str, int] = json.loads(told[-1].removeprefix("figures")) if told else {}
+        return found
+
+
+def test_no_more_is_held_than_allowed_however_much_waits(bootstrap: str, topic: str, group: str) -> None:
+    """Slow handlers in lanes, and thousands of messages: what was taken and not handled is counted at every step."""
+    from penstock.client.app.lanes import ThreadLanes
+
+    fill(bootstrap, topic, 4_000)
+    app = Penstock(bootstrap, settings=QUICK)
+    held: list[int] = []
+    go_on = threading.Event()
+
+    @app.subscribe(topic, group=group, concurrency=2, taken_max=50, in_flight_max=80)
+    def handle(number: int) -> None:
+        if len(held) > 3:
+            go_on.wait(20)
+
+    run = ThreadLanes.run
+
+    def counted(self: ThreadLanes, batch: Any) -> None:
+        run(self, batch)
+        held.append(len(self._open))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ThreadLanes, "run", counted)
+        figures = app.figures()[handle.__qualname__]
+        app.start()
+        try:
+            eventually(lambda: held and held[-1] == 80, what="the lanes to be full")
+            go_on.set()
+            eventually(lambda: figures.handled == 4_000)
+        finally:
+            go_on.set()
+            app.close()
+    assert max(held) == 80
+    assert committed(bootstrap, group, topic, 2) == {0: 2_000, 1: 2_000}
+
+
+# -- circuit breakers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_while_a_breaker_is_open_no_attempt_is_used_up(
+    bootstrap: str, topic: str, group: str, concurrency: int
+) -> None:
+    """What the handler depends on is down: each message that was tried meanwhile has been tried once."""
+    fill(bootstrap, topic, 40)
+    app = Penstock(bootstrap, settings=QUICK)
+    is_down = threading.Event()
+    is_down.set()
+    tried: list[bool] = []
+
+    @app.subscribe(
+        topic,
+        group=group,
+        concurrency=concurrency,
+        retry=Backoff(base="100ms", cap="100ms", attempts=10),
+        breaker=Breaker(failures=3, within="10s", open_for="300ms", cap="300ms"),
+    )
+    def handle(number: int) -> None:
+        tried.append(is_down.is_set())
+        if is_down.is_set():
+            raise ConnectionError("down")
+
+    figures = app.figures()[handle.__qualname__]
+    with running(app, until=lambda: figures.breaks >= 3):
+        failed = len(tried)
+        # Three failures opened it, or as many more as were under way; then it is one trial at a time.
+        assert failed <= 3 + concurrency - 1 + figures.breaks + 1
+        is_down.clear()
+        eventually(lambda: figures.handled == 40)
+    assert figures.dead == 0
+    assert sum(not failed for failed in tried) == 40
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_stopping_while_a_breaker_is_open_is_prompt_and_loses_nothing(
+    bootstrap: str, topic: str, group: str, concurrency: int
+) -> None:
+    fill(bootstrap, topic, 40)
+    handled: list[int] = []
+
+    def start(*, fails: bool) -> Penstock:
+        app = Penstock(bootstrap, settings=QUICK)
+
+        @app.subscribe(
+            topic,
+            group=group,
+            concurrency=concurrency,
+            retry=Backoff(base="1ms", cap="1ms", attempts=3),
+            breaker=Breaker(failures=3, open_for="1h", cap="1h"),
+        )
+        def handle(number: int) -> None:
+            if fails and number > 5:
+                raise ConnectionError("down")
+            handled.append(number)
+
+        return app
+
+    broken = start(fails=True)
+    (figures,) = broken.figures().values()
+    with running(broken, until=lambda: figures.breaks == 1):
+        stopping_s = time.monotonic()
+    assert time.monotonic() - stopping_s < 20, "it would be an hour if it waited for the breaker"
+    with running(start(fails=False), until=lambda: len(handled) >= 40):
+        pass
+    assert Counter(handled) == Counter(range(40))

@@ -20,6 +20,7 @@ __all__ = ["Consumption"]
 
 _LOG: Final = logging.getLogger("penstock.client")
 _TAKE_S: Final = 0.2
+_HELD_S: Final = 0.02
 _RESTS: Final = Rests(base_ms=200, cap_ms=10_000)
 
 
@@ -95,20 +96,29 @@ class Consumption:
         return self.figures.handled > before
 
     def _turn(self, machine: Machine, membership: Membership) -> None:
-        if machine.session.runner.is_full:
-            membership.pause(membership.places)
-            machine.is_held = True
-        elif machine.is_held:
-            membership.resume(membership.places - machine.retries.held)
-            machine.is_held = False
+        room = self.subscription.in_flight_max - len(machine.session.runner.pending())
+        if self._is_held(machine, membership, room):
+            # Whoever does not ask for messages is taken for dead.
+            membership.put_back(membership.take(1, _HELD_S))
+            machine.contract.tick()
+            return
         machine.retries.resume(membership)
-        wait_s = 0.02 if machine.is_held else machine.retries.wait_s(_TAKE_S)
-        batch = membership.take(self.subscription.taken_max, wait_s)
+        batch = membership.take(min(self.subscription.taken_max, room), machine.retries.wait_s(_TAKE_S))
         ready = machine.retries.ready(batch, membership) if batch else batch
         if ready:
             machine.contract.process(ready)
         else:
             machine.contract.tick()
+
+    def _is_held(self, machine: Machine, membership: Membership, room: int) -> bool:
+        """While too much is in hand partitions are paused, and until half of it is done: pausing has its price."""
+        if room <= 0 or (machine.is_held and 2 * room < self.subscription.in_flight_max):
+            membership.pause(membership.places)
+            machine.is_held = True
+        elif machine.is_held:
+            membership.resume(membership.places - machine.retries.held)
+            machine.is_held = False
+        return machine.is_held
 
 
 class _Callbacks:

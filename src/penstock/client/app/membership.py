@@ -25,6 +25,8 @@ _WATERMARKS_S: Final = 10.0
 _COMMITTED_S: Final = 15.0
 #: A busy member polls so often at least, as a part of max.poll.interval.ms.
 _KEEP_PART: Final = 4
+#: Others wait for a busy member when partitions move, and it learns late that it has lost some.
+_KEEP_S_MAX: Final = 3.0
 _POLL_INTERVAL_MS: Final = 300_000
 #: Not 0: the library takes the time that a callback needs within such a call for one in which nobody polls.
 _MORE_S: Final = 0.001
@@ -61,7 +63,7 @@ class Membership:
         self._start = start
         self._work = work
         interval_ms = int(settings.get("max.poll.interval.ms", _POLL_INTERVAL_MS))
-        self._keep_every_s = interval_ms / 1000 / _KEEP_PART
+        self._keep_every_s = min(interval_ms / 1000 / _KEEP_PART, _KEEP_S_MAX)
         #: Messages that were taken while the others were being handled.
         self._stash: list[Any] = []
         self._lock = threading.RLock()
