@@ -69,6 +69,9 @@ _SHARED: Final = (
 )
 #: What Java clients and kafka-python do; keyless messages are spread.
 _PARTITIONER: Final = "murmur2_random"
+#: How soon a reader fetches again whose queue was full. The library's own second is longer than the queue lasts: a
+#: handler that takes less than some microseconds would wait most of the time.
+_QUEUE_BACKOFF_MS: Final = 50
 _LOGGER: Final = logging.getLogger("penstock.client.librdkafka")
 
 
@@ -116,6 +119,7 @@ def consumer_settings(bootstrap: str, name: str, given: Settings, *, group: str)
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",
         "isolation.level": "read_committed",
+        "fetch.queue.backoff.ms": _QUEUE_BACKOFF_MS,
         **strategy,
         **chosen,
     }
