@@ -110,6 +110,10 @@ class _Assembly:
         return self._sub.delivery is not Delivery.AT_MOST_ONCE
 
     @property
+    def _is_in_transactions(self) -> bool:
+        return isinstance(self._contract, exactly.ExactlyOnce)
+
+    @property
     def _is_concurrent(self) -> bool:
         return self._sub.concurrency > 1 or self._sub.shape.is_async
 
@@ -159,7 +163,8 @@ class _Assembly:
     def _check(self, error: Exception) -> None:
         """Raises what is no fault of the message: it is read again when that has passed."""
         if self._may_try_again:
-            is_outage = isinstance(error, NotPublished) and error.may_be_there
+            # In a transaction it is the contract that finds out whose fault it is.
+            is_outage = isinstance(error, NotPublished) and (error.may_be_there or self._is_in_transactions)
             if is_outage or isinstance(error, TransactionFailed):
                 raise error
             raise_outage(error)
@@ -242,7 +247,7 @@ class _Assembly:
             self._session, lambda: exactly.TransactionalPublisher(settings, sub.group)
         )
         kind = exactly.in_transaction_async if sub.shape.is_async else exactly.in_transaction
-        return contract, partial(_wrapped, kind, contract.publish)
+        return contract, partial(_wrapped, kind, contract)
 
     # -- runners ---------------------------------------------------------------------------------------
 
@@ -283,7 +288,7 @@ class _Assembly:
         sub = self._sub
         call, decode = calling_batch(sub.handler, sub.shape, self._spans)
         if isinstance(self._contract, exactly.ExactlyOnce):
-            call = exactly.in_transaction(call, self._contract.publish)
+            call = exactly.batches_in_transaction(call, self._contract)
         return InlineBatches(
             call,
             decode,

@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 from penstock.client.app.contracts import HAND_OVER_S, Session
 from penstock.client.app.failing import Letter
-from penstock.client.app.handling import Call
+from penstock.client.app.handling import Call, Chunk
 from penstock.client.app.membership import Place
-from penstock.client.app.publishing import MessageIds, Published, not_published, with_id
+from penstock.client.app.publishing import MessageIds, NotPublished, Published, not_published, with_id
 from penstock.client.app.settings import Settings
 from penstock.client.errors import ClientError
 from penstock.client.letters import Header
@@ -51,6 +51,39 @@ drafts: ContextVar[list[Draft] | None] = ContextVar("penstock_drafts", default=N
 
 class TransactionFailed(ClientError):
     """It was given up, and what it had read is read again."""
+
+
+class OutputRefused(Exception):
+    """No broker takes what the handler has published, which is a failure of the handler."""
+
+
+#: Where a message lies.
+Spot = tuple[str, int, int]
+
+
+class Refusals:
+    """Messages of which it is known that what their handlers publish is refused: they fail without being handled."""
+
+    def __init__(self) -> None:
+        self._found: dict[Spot, NotPublished] = {}
+
+    def note(self, raw: Any, error: NotPublished) -> None:
+        self._found[_spot(raw)] = error
+
+    def check(self, raw: Any) -> None:
+        """Raises OutputRefused."""
+        if self._found:
+            error = self._found.get(_spot(raw))
+            if error is not None:
+                raise OutputRefused(str(error)) from error
+
+    def forget(self, batch: Sequence[Any]) -> None:
+        for raw in batch if self._found else ():
+            self._found.pop(_spot(raw), None)
+
+
+def _spot(raw: Any) -> Spot:
+    return raw.topic(), raw.partition(), raw.offset()
 
 
 class TransactionalPublisher:
@@ -154,17 +187,29 @@ def drafting(publish: Callable[[Draft], None]) -> Iterator[None]:
         publish(draft)
 
 
-def in_transaction(call: Call, publish: Callable[[Draft], None]) -> Call:
+def in_transaction(call: Call, contract: ExactlyOnce) -> Call:
     def handle(raw: Any) -> Any:
-        with drafting(publish):
+        contract.refusals.check(raw)
+        with drafting(contract.publish):
             return call(raw)
 
     return handle
 
 
-def in_transaction_async(call: Call, publish: Callable[[Draft], None]) -> Call:
+def batches_in_transaction(call: Callable[[Chunk], Any], contract: ExactlyOnce) -> Callable[[Chunk], Any]:
+    def handle(pairs: Chunk) -> Any:
+        for raw, _ in pairs:
+            contract.refusals.check(raw)
+        with drafting(contract.publish):
+            return call(pairs)
+
+    return handle
+
+
+def in_transaction_async(call: Call, contract: ExactlyOnce) -> Call:
     async def handle(raw: Any) -> Any:
-        with drafting(publish):
+        contract.refusals.check(raw)
+        with drafting(contract.publish):
             return await call(raw)
 
     return handle
@@ -189,15 +234,30 @@ class ExactlyOnce:
         self._is_interrupted = False
         #: Of the batch at work: not begun, and put back.
         self._put_back: list[Any] = []
+        self.refusals = Refusals()
+        self._is_spent = False
+        #: So many messages go one by one, until it is known which of them is refused.
+        self._singly = 0
 
     def publish(self, draft: Draft) -> None:
         assert self._publisher is not None, "published outside of a transaction"
         self._publisher.send(draft)
 
     def process(self, batch: Sequence[Any]) -> None:
+        if not self._singly:
+            self._process(batch)
+            return
+        for number, raw in enumerate(batch):
+            self._singly = max(self._singly - 1, 0)
+            if not self._process([raw]):
+                self._rewind(batch[number:])
+                return
+
+    def _process(self, batch: Sequence[Any]) -> bool:
+        """Whether it was committed; if not, it is read again."""
         session = self._session
         if not batch:
-            return
+            return True
         with session.membership.held():
             self._is_interrupted, self._put_back = False, []
         group = session.membership.metadata()
@@ -208,13 +268,29 @@ class ExactlyOnce:
             session.runner.drain()
             session.letterbox.settle()
             publisher.commit(self._positions(batch), group)
+            self.refusals.forget(batch)
+            return True
+        except NotPublished as error:
+            if not error.may_be_there:
+                self._refused(batch, error)
+            self._give_up(publisher, batch, error)
+            return False
         except ClientError as error:
             self._give_up(publisher, batch, error)
+            return False
         except BaseException:
             # Else it would stay open, and hold readers back until it times out.
             with suppress(ClientError):
                 publisher.abort()
             raise
+
+    def _refused(self, batch: Sequence[Any], error: NotPublished) -> None:
+        """One of them is to blame. The library cannot go on with a partition of which a batch was refused."""
+        self._is_spent = True
+        if len(batch) == 1:
+            self.refusals.note(batch[0], error)
+        else:
+            self._singly = len(batch)
 
     def _positions(self, batch: Sequence[Any]) -> dict[Place, int]:
         """Of every partition of which something was handled; if one has gone, nothing of it is to be seen."""
@@ -240,10 +316,15 @@ class ExactlyOnce:
             # Whether it was committed is for the group to tell: as a new member we begin where it says.
             session.membership.rejoin()
             return
+        if self._is_spent:
+            self._publisher, self._is_spent = None, False
+        self._rewind(batch)
+
+    def _rewind(self, batch: Sequence[Any]) -> None:
         first: dict[Place, int] = {}
         for raw in batch:
             first.setdefault((raw.topic(), raw.partition()), raw.offset())
-        session.membership.rewind(first)
+        self._session.membership.rewind(first)
 
     def tick(self) -> None:
         pass

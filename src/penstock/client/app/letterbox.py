@@ -11,6 +11,7 @@ from typing import Any, Final
 from penstock.client.app.failing import Failing, Letter
 from penstock.client.app.figures import Figures
 from penstock.client.app.publishing import NotPublished, Published
+from penstock.client.letters import dead_letter_topic, original_topic
 from penstock.protocol.letters import WITHOUT_RECORD
 
 __all__ = ["Letterbox"]
@@ -61,7 +62,7 @@ class Letterbox:
         try:
             future = self._post(letter)
         except NotPublished as error:
-            self._not_published(letter, error)
+            self._send_less(letter, error)
             return
         if self._waits:
             self._await(letter, future)
@@ -82,14 +83,21 @@ class Letterbox:
         try:
             future.result(_WAIT_S)
         except NotPublished as error:
-            if not (error.too_large and letter.is_dead):
-                self._not_published(letter, error)
-                return
-            # The headers still tell where it is, which is better than to stop for ever.
-            bare = [*letter.headers, (WITHOUT_RECORD, str(error).encode())]
-            self._post(letter._replace(value=None, headers=bare)).result(_WAIT_S)
+            self._send_less(letter, error)
         except TimeoutError:
             self._not_published(letter, NotPublished(f"{letter.topic}: nobody answers", may_be_there=True))
+
+    def _send_less(self, letter: Letter, error: NotPublished) -> None:
+        """What is too large for one topic may fit another one; else its headers tell where it is."""
+        less = _less(letter, error) if error.too_large else None
+        if less is None:
+            self._not_published(letter, error)
+            return
+        _LOG.warning("%s; it goes to %s instead", error, less.topic)
+        try:
+            self._await(less, self._post(less))
+        except NotPublished as again:
+            self._send_less(less, again)
 
     def _not_published(self, letter: Letter, error: NotPublished) -> None:
         if not self._gives_up:
@@ -97,3 +105,12 @@ class Letterbox:
         with self._lock:
             self._figures.dropped += 1
         _LOG.warning("%s; the message is dropped", error)
+
+
+def _less(letter: Letter, error: NotPublished) -> Letter | None:
+    """A dead letter in place of a retry, and one without its record in place of that. Better than to stop for ever."""
+    if not letter.is_dead:
+        return letter._replace(topic=dead_letter_topic(original_topic(letter.topic)), is_dead=True)
+    if letter.value is None:
+        return None
+    return letter._replace(value=None, headers=[*letter.headers, (WITHOUT_RECORD, str(error).encode())])

@@ -69,6 +69,8 @@ _SHARED: Final = (
 )
 #: What Java clients and kafka-python do; keyless messages are spread.
 _PARTITIONER: Final = "murmur2_random"
+#: As much as the library can: what is too large is for brokers to say, whose topics differ.
+_BYTES_MAX: Final = 1_000_000_000
 #: How soon a reader fetches again whose queue was full. The library's own second is longer than the queue lasts: a
 #: handler that takes less than some microseconds would wait most of the time.
 _QUEUE_BACKOFF_MS: Final = 50
@@ -101,7 +103,8 @@ def producer_settings(bootstrap: str, name: str, given: Settings, *, may_retry: 
     else:
         mode = {"enable.idempotence": False, "message.send.max.retries": 0}
         chosen = {key: value for key, value in chosen.items() if key not in ("retries", *mode)}
-    return {**common(bootstrap, name), "partitioner": _PARTITIONER, **mode, **chosen}
+    sent = {"partitioner": _PARTITIONER, "message.max.bytes": _BYTES_MAX}
+    return {**common(bootstrap, name), **sent, **mode, **chosen}
 
 
 def consumer_settings(bootstrap: str, name: str, given: Settings, *, group: str) -> Settings:
