@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.contracts.messages import Order
@@ -54,7 +54,16 @@ def as_orders() -> Touch:
 class BareLoop:
     """In a thread of its own, as the loops of applications are."""
 
-    def __init__(self, bootstrap: str, topic: str, group: str, touch: Touch, commit_every_s: float) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        group: str,
+        touch: Touch,
+        *,
+        commit_every_s: float,
+        settings: Mapping[str, Any],
+    ) -> None:
         self.count = 0
         self.thread = threading.Thread(target=self._run, name="bare", daemon=True)
         self._bootstrap = bootstrap
@@ -62,6 +71,7 @@ class BareLoop:
         self._group = group
         self._touch = touch
         self._commit_every_s = commit_every_s
+        self._settings = settings
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -81,6 +91,7 @@ class BareLoop:
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "earliest",
+                **self._settings,
             }
         )
         consumer.subscribe([self._topic])

@@ -74,7 +74,9 @@ def _reader(asked: dict[str, Any]) -> Reader:
         "first": bare.BareFirst,
         "transactions": bare.BareTransactions,
     }
-    loop = kinds[asked["commits"]](*places, _touch(asked["touch"]), asked["commit_every_s"])
+    loop = kinds[asked["commits"]](
+        *places, _touch(asked["touch"]), commit_every_s=asked["commit_every_s"], settings=asked["settings"]
+    )
     if isinstance(loop, bare.BareTransactions):
         loop.to = asked["to"]
     return loop

@@ -20,6 +20,8 @@ from benchmarks.rounds import Round, Rounds, Turn
 
 #: Of `subscribe`, and so of the loops beside it.
 COMMIT_EVERY_S = 0.1
+#: With the library's own (a second), a loop that does nothing waits for most of its time; applications have this one.
+TUNED = {"fetch.queue.backoff.ms": 50}
 _COPIES = "copies"
 
 Asked = dict[str, Any]
@@ -59,7 +61,8 @@ class Result(Rounds):
 
 
 def _bare(name: str, title: str, *, touch: str = "message", commits: str = "after", **more: Any) -> Contender:
-    asked = {"touch": touch, "commits": commits, "commit_every_s": COMMIT_EVERY_S, "to": None, **more}
+    common = {"commit_every_s": COMMIT_EVERY_S, "settings": TUNED, "to": None}
+    asked = {"touch": touch, "commits": commits, **common, **more}
     return Contender(name=name, title=title, asked=asked)
 
 
@@ -93,6 +96,7 @@ _EVERY_SHAPE = (
     _ours("penstock-threads", "Penstock, concurrency=4", "bare-bytes", handler="bytes", concurrency=4),
     _ours("penstock-async", "Penstock, async def", "bare-bytes", handler="coroutine", concurrency=4),
     _bare("bare-untouched", "consume(500), no loop over it", touch="nothing"),
+    _bare("bare-untuned", "consume(500), library's settings", settings={}),
 )
 
 
