@@ -96,7 +96,7 @@ class Consumption:
         return self.figures.handled > before
 
     def _turn(self, machine: Machine, membership: Membership) -> None:
-        room = self.subscription.in_flight_max - len(machine.session.runner.pending())
+        room = machine.session.runner.room
         if self._is_held(machine, membership, room):
             # Whoever does not ask for messages is taken for dead.
             membership.put_back(membership.take(1, _HELD_S))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from penstock.client.app.figures import Figures
 from penstock.client.app.guarding import Stopped
@@ -14,6 +14,8 @@ from penstock.client.tracing import take_in_hand
 
 __all__ = ["Failed", "Inline", "InlineBatches", "Runner"]
 
+#: Whatever is taken at once: it is handled before more is taken.
+_PLENTY: Final = 1 << 31
 #: Takes a message that failed, and why.
 Failed = Callable[[Any, Exception], None]
 
@@ -42,8 +44,8 @@ class Runner(Protocol):
         """What could not be handled is read again."""
 
     @property
-    def is_full(self) -> bool:
-        """Whether it should get nothing more now."""
+    def room(self) -> int:
+        """How many more it should get at most."""
 
     def close(self) -> None: ...
 
@@ -109,8 +111,8 @@ class _Sequential:
         self._left.clear()
 
     @property
-    def is_full(self) -> bool:
-        return False
+    def room(self) -> int:
+        return _PLENTY
 
     def close(self) -> None:
         pass

@@ -99,8 +99,8 @@ class _Lanes:
             return list(self._open.values())
 
     @property
-    def is_full(self) -> bool:
-        return len(self._open) >= self._in_flight_max
+    def room(self) -> int:
+        return self._in_flight_max - len(self._open)
 
     def trim(self) -> list[Any]:
         with self._changed:
