@@ -7,9 +7,10 @@ ROOT = Path(__file__).parents[2]
 ROWS = [line for line in (ROOT / "docs/requirements.md").read_text().splitlines() if line.startswith("| ")]
 DELIVERED = {
     *(f"L{n}" for n in range(1, 8)),
-    *(f"P{n}" for n in range(1, 7)),
+    *(f"P{n}" for n in range(1, 9)),
     *(f"C{n}" for n in range(1, 8)),
-    *("P8", "D1", "D2", "D4", "D5", "F1", "F2", "F3", "F4"),
+    *(f"D{n}" for n in range(1, 6)),
+    *(f"F{n}" for n in range(1, 6)),
     *(f"S{n}" for n in range(1, 9)),
 }
 
