@@ -12,11 +12,19 @@ import pytest
 from tests.application.apps import QUICK, committed, header, read_all
 from tests.waiting import eventually, eventually_async
 
-from penstock.client import ApplicationError, Backoff, Message, PayloadError, Penstock
+from penstock.client import (
+    ApplicationError,
+    Backoff,
+    ClientError,
+    CommitLost,
+    CommitRefused,
+    Message,
+    PayloadError,
+    Penstock,
+)
 from penstock.client.app.letterbox import Letterbox
-from penstock.client.app.membership import CommitLost, CommitRefused, Membership
+from penstock.client.app.membership import Membership
 from penstock.client.app.publishing import NotPublished
-from penstock.client.errors import ClientError
 from penstock.client.letters import dead_letter_topic, retry_topic
 from penstock.protocol import letters
 

@@ -15,10 +15,17 @@ from tests.application.apps import QUICK, header, read_all, running
 from tests.brokers import BrokerProcess, external_bootstrap
 from tests.waiting import eventually
 
-from penstock.client import ApplicationError, Backoff, Message, Penstock, Reject, Retry
+from penstock.client import (
+    ApplicationError,
+    Backoff,
+    ClientError,
+    CommitRefused,
+    Message,
+    Penstock,
+    Reject,
+    Retry,
+)
 from penstock.client.app import share_settings
-from penstock.client.app.membership import CommitRefused
-from penstock.client.errors import ClientError
 from penstock.client.letters import dead_letter_topic
 from penstock.protocol import letters
 

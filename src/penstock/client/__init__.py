@@ -14,23 +14,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.client.app.delivery import Delivery
     from penstock.client.app.failing import Reject, Retry
+    from penstock.client.app.membership import CommitLost, CommitRefused
     from penstock.client.app.message import Message
     from penstock.client.app.penstock import Penstock
+    from penstock.client.app.plain import PlainConsumer
+    from penstock.client.app.plain_async import AsyncConsumer
     from penstock.client.app.publishing import NotPublished, Published
     from penstock.client.app.settings import ApplicationError
     from penstock.client.backoff import Backoff
     from penstock.client.breaker import Breaker
+    from penstock.client.errors import ClientError
     from penstock.client.payloads import PayloadError
 
 __all__ = [
     "ApplicationError",
+    "AsyncConsumer",
     "Backoff",
     "Breaker",
+    "ClientError",
+    "CommitLost",
+    "CommitRefused",
     "Delivery",
     "Message",
     "NotPublished",
     "PayloadError",
     "Penstock",
+    "PlainConsumer",
     "Published",
     "Reject",
     "Retry",
@@ -38,13 +47,18 @@ __all__ = [
 
 _HOMES = {
     "ApplicationError": "app.settings",
+    "AsyncConsumer": "app.plain_async",
     "Backoff": "backoff",
     "Breaker": "breaker",
+    "ClientError": "errors",
+    "CommitLost": "app.membership",
+    "CommitRefused": "app.membership",
     "Delivery": "app.delivery",
     "Message": "app.message",
     "NotPublished": "app.publishing",
     "PayloadError": "payloads",
     "Penstock": "app.penstock",
+    "PlainConsumer": "app.plain",
     "Published": "app.publishing",
     "Reject": "app.failing",
     "Retry": "app.failing",
