@@ -304,6 +304,8 @@ def test_stopping_while_a_breaker_is_open_is_prompt_and_loses_nothing(
     with running(broken, until=lambda: figures.breaks == 1):
         stopping_s = time.monotonic()
     assert time.monotonic() - stopping_s < 20, "it would be an hour if it waited for the breaker"
-    with running(start(fails=False), until=lambda: len(handled) >= 40):
+    with running(start(fails=False), until=lambda: len(set(handled)) == 40):
         pass
-    assert Counter(handled) == Counter(range(40))
+    assert set(handled) == set(range(40))
+    # Positions have no gaps: what failed in one lane beyond a message that waits in another is read again.
+    assert len(handled) - 40 <= (figures.retried if concurrency > 1 else 0)
