@@ -1,0 +1,64 @@
+"""What a loop of one's own was handed: positions wait for it until there is an answer."""
+
+from dataclasses import dataclass
+
+from penstock.client.app.in_hand import InHand
+
+
+@dataclass(eq=False)
+class Raw:
+    """As the client library's, which knows its place."""
+
+    at: int
+    of: str = "orders"
+
+    def topic(self) -> str:
+        return self.of
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self.at
+
+
+def test_what_is_read_again_is_another_message() -> None:
+    hand, old, new = InHand(), Raw(1), Raw(1)
+    hand.add([old])
+    hand.forget([("orders", 0)])
+    hand.add([new])
+    assert (hand.has(old), hand.has(new)) == (False, True)
+
+
+def test_what_rests_is_not_done_by_a_commit_and_comes_in_the_order_of_its_time() -> None:
+    hand, raws = InHand(), [Raw(offset) for offset in range(4)]
+    hand.add(raws)
+    hand.rest(raws[2], 20.0)
+    hand.rest(raws[1], 10.0)
+    assert hand.done_all() == 0
+    assert hand.unanswered() == [raws[1], raws[2]]
+    assert hand.wait_s(4.0, 60.0) == 6.0
+    assert hand.rested(15.0, 10) == [raws[1]]
+    assert hand.rested(25.0, 10) == [raws[2]]
+    assert hand.earlier(raws[1]) == 1
+    hand.done(raws[1])
+    assert hand.unanswered() == [raws[2]]
+
+
+def test_giving_back_untried_does_not_count() -> None:
+    hand, raw = InHand(), Raw(0)
+    hand.add([raw])
+    hand.rest(raw, 0.0, counts=False)
+    assert hand.rested(0.0, 1) == [raw]
+    assert hand.earlier(raw) == 0
+
+
+def test_what_went_to_another_member_is_told_once() -> None:
+    hand, others = InHand(), Raw(9, "payments")
+    hand.add([Raw(0), Raw(1), others])
+    hand.rest(others, 5.0)
+    assert hand.lose([("orders", 0)]) == 2
+    assert hand.unanswered() == [others]
+    assert (hand.done_all(), hand.done_all()) == (2, 0)
+    assert hand.lose([("payments", 0)]) == 1
+    assert hand.rested(10.0, 1) == []
