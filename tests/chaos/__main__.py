@@ -22,6 +22,7 @@ CAMPAIGNS = {
     "schedule": "tests.chaos.schedule.command",
     "share": "tests.chaos.share.command",
     "once": "tests.chaos.once.command",
+    "contracts": "tests.chaos.contracts.command",
 }
 
 
