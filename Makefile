@@ -8,7 +8,7 @@ LISTEN ?= localhost:9092
 HTTP ?= localhost:9644
 WORKERS ?= 2
 
-.PHONY: setup up serve test test-spark lint bench bench-spark fuzz chaos simulate clean
+.PHONY: setup up serve test test-spark lint bench bench-spark bench-contracts fuzz chaos simulate clean
 
 setup: $(STAMP)
 
@@ -48,6 +48,10 @@ bench: setup
 bench-spark: setup
 	@$(BIN)/python -c 'import numba, pyarrow, pyspark' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[dev,spark]'
 	$(BIN)/python -m benchmarks.spark $(ARGS)
+
+# What delivery contracts cost beside loops written by hand: make bench-contracts ARGS="--smoke"
+bench-contracts: setup
+	$(BIN)/python -m benchmarks.contracts $(ARGS)
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED))
