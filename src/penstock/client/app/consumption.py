@@ -21,6 +21,7 @@ __all__ = ["Consumption"]
 _LOG: Final = logging.getLogger("penstock.client")
 _TAKE_S: Final = 0.2
 _HELD_S: Final = 0.02
+_ROOM_S: Final = 0.1
 _RESTS: Final = Rests(base_ms=200, cap_ms=10_000)
 
 
@@ -96,7 +97,7 @@ class Consumption:
         return self.figures.handled > before
 
     def _turn(self, machine: Machine, membership: Membership) -> None:
-        room = machine.session.runner.room
+        room = self._room(machine)
         if self._is_held(machine, membership, room):
             # Whoever does not ask for messages is taken for dead.
             membership.put_back(membership.take(1, _HELD_S))
@@ -109,6 +110,12 @@ class Consumption:
             machine.contract.process(ready)
         else:
             machine.contract.tick()
+
+    def _room(self, machine: Machine) -> int:
+        """What is nearly done is waited for: to pause a partition is to fetch again what was fetched before."""
+        runner = machine.session.runner
+        room = runner.room
+        return room if room > 0 or machine.is_held else runner.await_room(_ROOM_S)
 
     def _is_held(self, machine: Machine, membership: Membership, room: int) -> bool:
         """While too much is in hand partitions are paused, and until half of it is done: pausing has its price."""

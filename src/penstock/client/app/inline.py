@@ -47,6 +47,9 @@ class Runner(Protocol):
     def room(self) -> int:
         """How many more it should get at most."""
 
+    def await_room(self, timeout_s: float) -> int:
+        """Until half of what it may hold is done, or for so long."""
+
     def close(self) -> None: ...
 
 
@@ -79,7 +82,7 @@ class _Sequential:
         raise NotImplementedError
 
     def _in_hand(self) -> list[Any]:
-        """What was begun and has not ended."""
+        """What was begun and has not ended, and will not."""
         raise NotImplementedError
 
     def _leave(self, raws: list[Any]) -> None:
@@ -114,6 +117,9 @@ class _Sequential:
     def room(self) -> int:
         return _PLENTY
 
+    def await_room(self, timeout_s: float) -> int:
+        return self.room
+
     def close(self) -> None:
         pass
 
@@ -128,10 +134,10 @@ class Inline(_Sequential):
 
     def _handle(self, rest: Iterator[Any]) -> None:
         hand, failures, count = self._hand, 0, len(self._batch)
-        hand.raw = None
         take_in_hand(hand)
         while not self._is_through(rest):
             failures += 1
+        hand.raw = None
         self._figures.handled += count - self._taken_away - len(self._left) - failures
 
     def _is_through(self, rest: Iterator[Any]) -> bool:
@@ -147,7 +153,8 @@ class Inline(_Sequential):
         return True
 
     def _in_hand(self) -> list[Any]:
-        return [] if self._hand.raw is None else [self._hand.raw]
+        raw, self._hand.raw = self._hand.raw, None
+        return [] if raw is None else [raw]
 
 
 class InlineBatches(_Sequential):

@@ -39,15 +39,24 @@ class _Lanes:
         #: Not tried, because the application ends.
         self._left: set[int] = set()
         self._error: Exception | None = None
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        #: How many wait for a change, and for half of the room; nobody is woken for anything else.
+        self._waiting = 0
+        self._roomy = threading.Condition(lock)
+        self._wants_room = False
         self._turn = 0
 
     def run(self, batch: Sequence[Any]) -> None:
-        for raw in batch:
-            number = next(self._numbers)
-            with self._changed:
+        lanes: list[list[int]] = [[] for _ in range(self._lanes)]
+        with self._changed:
+            for raw in batch:
+                number = next(self._numbers)
                 self._open[number] = raw
-            self._put(self._lane_of(raw), number)
+                lanes[self._lane_of(raw)].append(number)
+        for lane, numbers in enumerate(lanes):
+            if numbers:
+                self._put(lane, numbers)
 
     def _lane_of(self, raw: Any) -> int:
         key = raw.key()
@@ -56,7 +65,7 @@ class _Lanes:
             return self._turn % self._lanes
         return hash((raw.topic(), raw.partition(), key)) % self._lanes
 
-    def _put(self, lane: int, number: int) -> None:
+    def _put(self, lane: int, numbers: list[int]) -> None:
         raise NotImplementedError
 
     def _begin(self, number: int) -> Any | None:
@@ -75,7 +84,24 @@ class _Lanes:
             self._begun.discard(number)
             if well:
                 self._figures.handled += 1
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._waiting:
             self._changed.notify_all()
+        if self._wants_room and self._is_roomy():
+            self._wants_room = False
+            self._roomy.notify_all()
+
+    def _is_roomy(self) -> bool:
+        return 2 * len(self._open) <= self._in_flight_max
+
+    def _wait_for(self, happened: Callable[[], bool], timeout_s: float | None = None) -> None:
+        self._waiting += 1
+        try:
+            self._changed.wait_for(happened, timeout_s)
+        finally:
+            self._waiting -= 1
 
     def _fail(self, number: int, raw: Any, error: Exception) -> None:
         try:
@@ -89,7 +115,7 @@ class _Lanes:
         with self._changed:
             self._left.add(number)
             self._error = self._error or error
-            self._changed.notify_all()
+            self._tell()
 
     def pending(self) -> list[Any]:
         """Raises what made it impossible to go on."""
@@ -101,6 +127,13 @@ class _Lanes:
     @property
     def room(self) -> int:
         return self._in_flight_max - len(self._open)
+
+    def await_room(self, timeout_s: float) -> int:
+        with self._changed:
+            self._wants_room = True
+            self._roomy.wait_for(self._is_roomy, timeout_s)
+            self._wants_room = False
+            return self.room
 
     def trim(self) -> list[Any]:
         with self._changed:
@@ -120,7 +153,7 @@ class _Lanes:
 
         with self._changed:
             rest = self.trim()
-            self._changed.wait_for(lambda: not any(map(concerned, self._in_work())), timeout_s)
+            self._wait_for(lambda: not any(map(concerned, self._in_work())), timeout_s)
             rest += self._take_back(concerned)
             rest.sort(key=lambda raw: (_place(raw), raw.offset()))
             return rest, [raw for raw in self._in_work() if concerned(raw)]
@@ -130,7 +163,7 @@ class _Lanes:
 
     def drain(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._open.keys() <= self._left)
+            self._wait_for(lambda: self._open.keys() <= self._left)
         self.pending()
 
     def forget(self) -> None:
@@ -152,7 +185,7 @@ class ThreadLanes(_Lanes):
     ) -> None:
         super().__init__(failed, figures, lanes, in_flight_max)
         self._call = call
-        self._queues: list[SimpleQueue[int | None]] = [SimpleQueue() for _ in range(lanes)]
+        self._queues: list[SimpleQueue[list[int] | None]] = [SimpleQueue() for _ in range(lanes)]
         self._threads = [
             threading.Thread(target=self._work, args=(queue,), name=f"penstock-lane-{index}", daemon=True)
             for index, queue in enumerate(self._queues)
@@ -160,22 +193,25 @@ class ThreadLanes(_Lanes):
         for thread in self._threads:
             thread.start()
 
-    def _put(self, lane: int, number: int) -> None:
-        self._queues[lane].put(number)
+    def _put(self, lane: int, numbers: list[int]) -> None:
+        self._queues[lane].put(numbers)
 
-    def _work(self, queue: SimpleQueue[int | None]) -> None:
-        while (number := queue.get()) is not None:
-            raw = self._begin(number)
-            if raw is None:
-                continue
-            try:
-                self._call(raw)
-            except Stopped:
-                self._leave(number)
-            except Exception as error:
-                self._fail(number, raw, error)
-            else:
-                self._end(number, well=True)
+    def _work(self, queue: SimpleQueue[list[int] | None]) -> None:
+        while (numbers := queue.get()) is not None:
+            for number in numbers:
+                raw = self._begin(number)
+                if raw is not None:
+                    self._handle(number, raw)
+
+    def _handle(self, number: int, raw: Any) -> None:
+        try:
+            self._call(raw)
+        except Stopped:
+            self._leave(number)
+        except Exception as error:
+            self._fail(number, raw, error)
+        else:
+            self._end(number, well=True)
 
     def close(self) -> None:
         for queue in self._queues:
@@ -193,7 +229,7 @@ class AsyncLanes(_Lanes):
         super().__init__(failed, figures, lanes, in_flight_max)
         self._call = call
         self._loop = asyncio.new_event_loop()
-        self._queues: list[asyncio.Queue[int | None]] = [asyncio.Queue() for _ in range(lanes)]
+        self._queues: list[asyncio.Queue[list[int] | None]] = [asyncio.Queue() for _ in range(lanes)]
         self._thread = threading.Thread(target=self._serve, name="penstock-loop", daemon=True)
         self._thread.start()
 
@@ -205,23 +241,26 @@ class AsyncLanes(_Lanes):
     async def _all(self) -> None:
         await asyncio.gather(*(self._work(queue) for queue in self._queues))
 
-    def _put(self, lane: int, number: int) -> None:
-        self._loop.call_soon_threadsafe(self._queues[lane].put_nowait, number)
+    def _put(self, lane: int, numbers: list[int]) -> None:
+        self._loop.call_soon_threadsafe(self._queues[lane].put_nowait, numbers)
 
-    async def _work(self, queue: asyncio.Queue[int | None]) -> None:
-        while (number := await queue.get()) is not None:
-            raw = self._begin(number)
-            if raw is None:
-                continue
-            try:
-                await self._call(raw)
-            except Stopped:
-                self._leave(number)
-            except Exception as error:
-                # The letter is on its way to a broker, which other tasks need not wait for.
-                await self._loop.run_in_executor(None, self._fail, number, raw, error)
-            else:
-                self._end(number, well=True)
+    async def _work(self, queue: asyncio.Queue[list[int] | None]) -> None:
+        while (numbers := await queue.get()) is not None:
+            for number in numbers:
+                raw = self._begin(number)
+                if raw is not None:
+                    await self._handle(number, raw)
+
+    async def _handle(self, number: int, raw: Any) -> None:
+        try:
+            await self._call(raw)
+        except Stopped:
+            self._leave(number)
+        except Exception as error:
+            # The letter is on its way to a broker, which other tasks need not wait for.
+            await self._loop.run_in_executor(None, self._fail, number, raw, error)
+        else:
+            self._end(number, well=True)
 
     def close(self) -> None:
         for queue in self._queues:
