@@ -1,0 +1,129 @@
+"""What handlers of single messages are given, and what is known of the message that they are at."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.client.app.figures import Figures
+from penstock.client.app.handling import Unreadable, looping
+from penstock.client.app.inline import Inline
+from penstock.client.app.lanes import ThreadLanes
+from penstock.client.app.message import Message
+from penstock.client.payloads import wants
+from penstock.client.trace_context import Trace, headers_of
+from penstock.client.tracing import current_trace
+
+
+class Raw:
+    def __init__(self, number: int, value: bytes | None = b"{}") -> None:
+        self._number = number
+        self._value = value
+
+    def topic(self) -> str:
+        return "orders"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._number
+
+    def key(self) -> bytes | None:
+        return None
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> Any:
+        return headers_of(Trace(f"{self._number + 1:032x}", f"{self._number + 1:016x}", 1, ""))
+
+
+def run(handler: Callable[..., Any], *raws: Raw) -> tuple[Figures, list[tuple[Raw, Exception]]]:
+    figures, failed = Figures(), []
+    runner = Inline(looping(handler, wants(handler)), lambda raw, error: failed.append((raw, error)), figures)
+    runner.run(raws)
+    return figures, failed
+
+
+def test_every_message_is_an_object_of_its_own() -> None:
+    kept = []
+
+    def handle(message: Message) -> None:
+        kept.append(message)
+
+    figures, _ = run(handle, Raw(1), Raw(2), Raw(3))
+    assert [message.offset for message in kept] == [1, 2, 3]
+    assert all(isinstance(message, Message) for message in kept)
+    assert figures.handled == 3
+
+
+def test_bytes_come_as_they_are_and_tombstones_only_to_whoever_takes_them() -> None:
+    got = []
+
+    def strict(payload: bytes) -> None:
+        got.append(payload)
+
+    def lenient(payload: bytes | None) -> None:
+        got.append(payload)
+
+    tombstone = Raw(2, None)
+    _, failed = run(strict, Raw(1, b"a"), tombstone, Raw(3, b"c"))
+    assert got == [b"a", b"c"]
+    assert [(raw, type(error)) for raw, error in failed] == [(tombstone, Unreadable)]
+    run(lenient, tombstone)
+    assert got[-1] is None
+
+
+def test_payload_and_message_come_together() -> None:
+    got = []
+
+    def handle(order: dict[str, int], message: Message) -> None:
+        got.append((order, message.offset))
+
+    run(handle, Raw(1, b'{"a": 1}'), Raw(2, b"{}"))
+    assert got == [({"a": 1}, 1), ({}, 2)]
+
+
+def test_what_fails_is_told_with_its_message_and_the_others_are_handled() -> None:
+    seen = []
+
+    def handle(message: Message) -> None:
+        seen.append(message.offset)
+        if message.offset % 2:
+            raise KeyError(message.offset)
+
+    figures, failed = run(handle, *map(Raw, range(5)))
+    assert seen == [0, 1, 2, 3, 4]
+    assert [(raw.offset(), error.args) for raw, error in failed] == [(1, (1,)), (3, (3,))]
+    assert figures.handled == 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_trace_is_that_of_the_message_in_hand_and_of_none_afterwards(fails: bool) -> None:
+    traces = []
+
+    def handle(payload: bytes) -> None:
+        trace = current_trace()
+        traces.append(trace and int(trace.trace_id, 16))
+        if fails:
+            raise ValueError
+
+    run(handle, Raw(0), Raw(1), Raw(2))
+    assert traces == [1, 2, 3]
+    assert current_trace() is None
+
+
+def test_room_is_there_when_half_of_what_lanes_hold_is_done() -> None:
+    gate = threading.Semaphore(0)
+    lanes = ThreadLanes(
+        lambda raw: gate.acquire(), lambda raw, error: None, Figures(), lanes=2, in_flight_max=4
+    )
+    lanes.run([Raw(number) for number in range(4)])
+    assert lanes.await_room(0.01) == 0
+    gate.release(2)
+    assert lanes.await_room(30.0) == 2
+    gate.release(2)
+    lanes.drain()
+    lanes.close()
