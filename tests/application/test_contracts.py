@@ -1,7 +1,7 @@
 """What each contract does with messages that are handled well, fail, or come again, on a real broker."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ class Order:
 
 
 @pytest.fixture
-def app(bootstrap: str) -> Penstock:
-    return Penstock(bootstrap, settings=QUICK)
+def app(bootstrap: str) -> Iterator[Penstock]:
+    with Penstock(bootstrap, settings=QUICK) as made:
+        yield made
 
 
 @pytest.fixture

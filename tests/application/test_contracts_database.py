@@ -1,7 +1,7 @@
 """Contracts that keep something in a database: SQLite, PostgreSQL and Redis, each a real one."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from penstock.protocol import letters
 
 
 @pytest.fixture
-def app(bootstrap: str) -> Penstock:
-    return Penstock(bootstrap, settings=QUICK)
+def app(bootstrap: str) -> Iterator[Penstock]:
+    with Penstock(bootstrap, settings=QUICK) as made:
+        yield made
 
 
 @pytest.fixture
