@@ -5,9 +5,10 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock.client.app.membership import Membership, Place
+from penstock.client.errors import ClientError
 
 
 class Script:
@@ -17,6 +18,7 @@ class Script:
         self.steps: list[Callable[[], Any]] = []
         self.position_of: dict[Place, int] = {}
         self.committed_to: dict[Place, int] = {}
+        self.cannot_seek = False
 
     def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:
         self.callbacks = callbacks
@@ -41,6 +43,11 @@ class Script:
     def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
         self.committed_to |= {(each.topic, each.partition): each.offset for each in offsets}
         return offsets
+
+    def seek(self, to: TopicPartition) -> None:
+        if self.cannot_seek:
+            raise KafkaException(KafkaError(KafkaError._STATE))
+        self.position_of[to.topic, to.partition] = -1001
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None: ...
 
@@ -110,4 +117,26 @@ def test_messages_of_a_partition_that_is_gone_are_not_handled(script: Script, me
 
     script.steps = [handed_out_with_a_rebalance_between]
     assert [each.partition() for each in membership.take(10, 1.0)] == [1]
+    membership.close()
+
+
+def test_going_back_keeps_what_was_put_back_of_before(script: Script, membership: Membership) -> None:
+    """A retry that is not due is left for later, while another thread puts back one before it that is."""
+    script.position_of["orders", 0] = 6
+    membership.put_back([message(0, 3), message(1, 8), message(0, 5)])
+    membership.rewind({("orders", 0): 4})
+    assert membership.positions()["orders", 0] == 3
+    assert [(each.partition(), each.offset()) for each in membership.take(10, 1.0)] == [(0, 3), (1, 8)]
+    assert membership.positions()["orders", 0] == 4
+    membership.close()
+
+
+def test_nothing_is_committed_of_a_partition_to_which_one_could_not_go_back(
+    script: Script, membership: Membership
+) -> None:
+    script.position_of |= {("orders", 0): 6, ("orders", 1): 9}
+    script.cannot_seek = True
+    with pytest.raises(ClientError):
+        membership.rewind({("orders", 0): 4})
+    assert membership.positions() == {("orders", 1): 9}
     membership.close()

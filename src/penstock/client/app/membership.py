@@ -73,6 +73,8 @@ class Membership:
         self._sent: dict[Place, int] = {}
         #: Where reading begins (again), of which the library tells nothing until it has read on from there.
         self._sought: dict[Place, int] = {}
+        #: To which we could not go back: the library is past what was not handled, and its positions are of no use.
+        self._astray: set[Place] = set()
         #: Raised where nobody would hear of it.
         self._failure: Exception | None = None
         self.places: set[Place] = set()
@@ -149,12 +151,19 @@ class Membership:
             self._stash = [*messages, *self._stash]
 
     def rewind(self, positions: Mapping[Place, int]) -> None:
-        """Read again from there. What was taken and not handled is forgotten."""
-        for place, offset in positions.items():
+        """Read again from there, and forget what was taken behind it. Raises ClientError.
+
+        What was put back of before is still the next to be taken: another thread may have put it there just now.
+        """
+        with self._lock:
+            before = [m for m in self._stash if m.offset() < positions.get((m.topic(), m.partition()), -1)]
             try:
-                self.seek(place, offset)
-            except ClientError as error:
-                _LOG.warning("%s", error)
+                for place, offset in positions.items():
+                    self.seek(place, offset)
+            except ClientError:
+                self._astray |= positions.keys()
+                raise
+            self._stash = [*before, *self._stash]
 
     def seek(self, place: Place, offset: int) -> None:
         """Nothing happens where it is somebody else's. Raises ClientError."""
@@ -220,7 +229,7 @@ class Membership:
                 place = message.topic(), message.partition()
                 if place in found:
                     found[place] = min(found[place], message.offset())
-        return found
+            return {place: at for place, at in found.items() if place not in self._astray}
 
     def commit(self, positions: Mapping[Place, int], *, wait: bool) -> None:
         """Only what has moved. Raises CommitRefused, CommitLost where it waits, and else it is known to be kept."""
@@ -350,6 +359,7 @@ class Membership:
         for place in gone:
             for known in (self._committed, self._sent, self._sought):
                 known.pop(place, None)
+        self._astray -= gone
         self._paused -= gone
         self.places -= gone
 
