@@ -13,7 +13,7 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 from tests.chaos.checker import Findings
-from tests.chaos.contracts.calm import Calm, case_of
+from tests.chaos.contracts.calm import DRAIN_S, Calm, case_of
 from tests.chaos.contracts.jobs import CLASSIC, CONTRACTS, FREEZE, INLINE, PARTITIONS, WITH_ROWS
 from tests.chaos.contracts.judge import ANOMALIES, Case, entries, judge
 from tests.chaos.contracts.lanes import Lane, Terms, terms_of
@@ -27,6 +27,7 @@ from tests.waiting import eventually
 
 BROKER = "broker kill"
 UNNOTICED = "broken on purpose, and nobody has noticed"
+UNJUST = "found at the same points, and nothing was broken"
 NODE_SETTINGS = {
     "group.consumer.heartbeat.interval.ms": "200",
     "group.consumer.min.heartbeat.interval.ms": "100",
@@ -52,6 +53,8 @@ class Plan:
     lanes: int = 4
     database: str = SQLITE
     mutations: tuple[str, ...] = ()
+    #: Whether the same is done with contracts that are not broken, of which nobody may complain.
+    controls: bool = False
     seed: int = 0
     nodes: int = 1
     settings: dict[str, str] = field(default_factory=dict)
@@ -62,7 +65,7 @@ class Campaign:
         self._plan = plan
         self._folder = folder
         settings = {**NODE_SETTINGS, **plan.settings}
-        kinds = (UNNOTICED,) if plan.mutations else ANOMALIES
+        kinds = (UNNOTICED, UNJUST) if plan.mutations else ANOMALIES
         self._siege = Siege(folder, nodes=plan.nodes, settings=settings, seed=plan.seed, kinds=kinds, say=say)
         self._lanes: list[Lane] = []
         self._cases: list[Case] = []
@@ -113,7 +116,8 @@ class Campaign:
     def _terms(self, database: Callable[[str], str]) -> list[Terms]:
         plan = self._plan
         if plan.mutations:
-            return [_broken(name, index, database) for index, name in enumerate(plan.mutations)]
+            states = (True, False) if plan.controls else (True,)
+            return [_broken(name, database, is_broken=state) for state in states for name in plan.mutations]
         chosen = [each for each in plan.contracts if plan.database != REDIS or each not in WITH_ROWS]
         return [terms for contract in chosen for terms in terms_of(contract, plan.lanes, database)]
 
@@ -228,18 +232,27 @@ class Campaign:
         def shots() -> int:
             return lane.story.trapped[mutation.point, mutation.action]
 
-        for number in range(ROUNDS_MAX):
+        rounds, settle_s = (ROUNDS_MAX, SETTLE_S) if lane.terms.is_broken else (1, DRAIN_S)
+        for number in range(rounds):
             upto = ROUND * (number + 1)
             lane.storm(lambda: shots() >= upto)  # noqa: B023
-            Calm(lane, self._servers).drain(SETTLE_S)
+            Calm(lane, self._servers).drain(settle_s)
             findings = Findings()
             judge(case_of(lane, self._servers), findings)
-            if findings.counts[mutation.shows]:
-                words = f"{lane.terms.mutation}: {findings.counts[mutation.shows]} {mutation.shows}"
-                self._siege.say(f"{words}: {findings.examples[mutation.shows][0]}")
-                self._siege.outcome.figures[words] = shots()
-                return
-        self._siege.findings.add(UNNOTICED, f"{lane.terms.mutation}: {dict(lane.story.trapped)}")
+            if findings.counts[mutation.shows] or not lane.terms.is_broken:
+                break
+        self._conclude(lane, mutation.shows, findings, shots())
+
+    def _conclude(self, lane: Lane, shows: str, findings: Findings, shots: int) -> None:
+        siege, name = self._siege, f"{lane.terms.mutation} ({lane.terms.contract})"
+        if not lane.terms.is_broken:
+            for words in findings.examples.values():
+                siege.findings.add(UNJUST, f"{name}: {words[0]}")
+        elif findings.counts[shows]:
+            siege.say(f"{name}: {findings.counts[shows]} {shows}: {findings.examples[shows][0]}")
+            siege.outcome.figures[f"{name}: {findings.counts[shows]} {shows} after so many points"] = shots
+        else:
+            siege.findings.add(UNNOTICED, f"{name}: {dict(lane.story.trapped)}")
 
     # -- the verdict -----------------------------------------------------------------------------------
 
@@ -282,8 +295,9 @@ def _figures(cases: list[Case]) -> dict[str, int]:
     }
 
 
-def _broken(name: str, index: int, database: Callable[[str], str]) -> Terms:
-    mutation, topic = MUTATIONS[name], f"broken-{index}"
+def _broken(name: str, database: Callable[[str], str], *, is_broken: bool) -> Terms:
+    mutation = MUTATIONS[name]
+    topic = f"{'broken' if is_broken else 'control'}-{name.replace(' ', '-')}"
     return Terms(
         name=topic,
         contract=mutation.contract,
@@ -293,4 +307,5 @@ def _broken(name: str, index: int, database: Callable[[str], str]) -> Terms:
         protocol=CLASSIC,
         database=database(topic),
         mutation=name,
+        is_broken=is_broken,
     )

@@ -1,6 +1,6 @@
 """`--campaign contracts`: applications are killed at seeded points; each contract keeps what it promises.
 
-`--mutations` breaks each contract on purpose instead, and expects the judge to complain.
+`--mutations` breaks each contract on purpose instead, and expects the judge to complain of those and of no other.
 """
 
 from collections.abc import Sequence
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str]) -> int:
             lanes=given.lanes,
             database=given.database,
             mutations=tuple(MUTATIONS) if given.mutations else (),
+            controls=given.mutations,
             seed=seed,
             nodes=given.nodes,
             settings=commands.settings(given),

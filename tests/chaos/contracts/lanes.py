@@ -54,7 +54,9 @@ class Terms:
     is_pair: bool
     protocol: str
     database: str
+    #: Whose points are used; the contract is broken so, or left as it is.
     mutation: str | None = None
+    is_broken: bool = False
 
 
 def terms_of(contract: str, count: int, database: Callable[[str], str]) -> list[Terms]:
@@ -177,7 +179,7 @@ class Lane:
             instance=None if terms.is_pair else slot,
             trap=trap,
             stops_after=stops_after,
-            mutation=terms.mutation,
+            mutation=terms.mutation if terms.is_broken else None,
         )
         self._begun_s[slot] = time.monotonic()
         return self._nursery.begin(job)
