@@ -281,9 +281,13 @@ class RedisServer(KeptServer):
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One of those that Redis takes for clusters too, whose second port is 10,000 higher."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port <= 55_535:
+            return port
 
 
 def postgres_programs() -> Path:

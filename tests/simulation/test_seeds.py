@@ -6,7 +6,7 @@ import pytest
 
 from penstock.simulation.campaign import Tally, failure_lines, outcomes
 
-SEEDS = 2_000
+SEEDS = 1_200
 #: Faults that depend on what a world looks like are rarer than the rest.
 FIRED_MIN = 20
 OPERATIONS = (

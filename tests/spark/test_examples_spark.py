@@ -28,6 +28,7 @@ def run(*command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_topics_as_tables(fresh_broker: BrokerProcess) -> None:
     printed = run(sys.executable, "examples/spark_topics.py", fresh_broker.bootstrap_servers)
     assert printed == "ada: 2\ngrace: 1\n"
