@@ -147,7 +147,7 @@ def test_the_snippet_of_the_readme(servers: str, tmp_path: Path, start: Start) -
     program = tmp_path / "readme.py"
     program.write_text(snippet.replace("localhost:9092", servers))
     service = start(program)
-    eventually(lambda: service.told("alice owes 9.5"), what="the order of the README")
+    eventually(lambda: service.told("alice owes 9.5"), within_s=60, what="the order of the README")
     service.stop()
 
 
