@@ -135,11 +135,15 @@ def _judge_letters(case: Case, name: str, findings: Findings) -> None:
 
 
 def _judge_positions(case: Case, name: str, findings: Findings) -> None:
-    """So what comes again is what was handled since the last commit, and no more."""
+    """So what comes again is what was handled since the last commit, and no more.
+
+    The last of which a member was told: a commit that waits for a broker may be sent again, and arrive after a later one.
+    """
     for asked_s, where, position in case.story.begun:
-        known = [each.what for each in case.story.committed.get(where, ()) if each.at_s < asked_s]
-        if known and position < max(known) and case.contract != LEDGERED:
-            findings.add(BACK, f"{name}: {where} from {position}, though {max(known)} was committed")
+        known = [each for each in case.story.committed.get(where, ()) if each.at_s < asked_s]
+        last = max(known, key=lambda each: each.at_s).what if known else 0
+        if position < last and case.contract != LEDGERED:
+            findings.add(BACK, f"{name}: {where} from {position}, though {last} was committed")
 
 
 def _judge_marks(case: Case, name: str, findings: Findings) -> None:
