@@ -137,7 +137,7 @@ def _judge_letters(case: Case, name: str, findings: Findings) -> None:
 def _judge_positions(case: Case, name: str, findings: Findings) -> None:
     """So what comes again is what was handled since the last commit, and no more.
 
-    The last of which a member was told: a commit that waits for a broker may be sent again, and arrive after a later one.
+    The last of which a member was told: a commit that waits for a broker may be sent again, and arrive after others.
     """
     for asked_s, where, position in case.story.begun:
         known = [each for each in case.story.committed.get(where, ()) if each.at_s < asked_s]
