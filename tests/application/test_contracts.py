@@ -184,6 +184,23 @@ def test_at_most_once_goes_on_after_a_handler_that_cannot_publish(
     assert app.figures()[bill.__qualname__].restarts == 0
 
 
+@pytest.mark.parametrize("delivery", ["at-most-once", "at-least-once", "exactly-once"])
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_without_a_dead_letter_topic_a_failure_ends_the_application(
+    app: Penstock, topic: str, group: str, delivery: str, concurrency: int
+) -> None:
+    fill(app, topic, 20)
+
+    @app.subscribe(topic, group=group, delivery=delivery, concurrency=concurrency, dead_letters=False)
+    def bill(order: Order) -> None:
+        if order.id == 7:
+            raise LookupError("no such customer")
+
+    with pytest.raises(LookupError, match="no such customer"):
+        app.run()
+    app.close()
+
+
 def test_a_payload_that_does_not_fit_is_a_dead_letter_with_the_reason(
     app: Penstock, topic: str, group: str, bootstrap: str
 ) -> None:

@@ -154,6 +154,7 @@ class AtMostOnce:
 
     def process(self, batch: Sequence[Any]) -> None:
         session = self._session
+        self.tick()
         mine = self._committed(batch)
         if mine:
             try:
@@ -172,7 +173,8 @@ class AtMostOnce:
             return mine if committed_first(membership, self._session.figures, len(mine)) else []
 
     def tick(self) -> None:
-        pass
+        """Raises what made it impossible to go on in a lane."""
+        self._session.runner.pending()
 
     def stop(self) -> None:
         """What is in hand is committed: nobody else would handle it."""
