@@ -54,6 +54,9 @@ class Runner:
     def __init__(self, events: list[Any]) -> None:
         self._events = events
 
+    def pending(self) -> list[Raw]:
+        return []
+
     def run(self, batch: Sequence[Raw]) -> None:
         self._events.append([raw.at for raw in batch])
 
