@@ -454,6 +454,24 @@ def test_a_declaration_that_cannot_work_is_refused(app: Penstock, how: dict[str,
         def bill(order: Order) -> None: ...
 
 
+def test_settings_that_do_not_go_together_are_told_in_a_sentence(
+    bootstrap: str, topic: str, group: str
+) -> None:
+    wrong = Penstock(
+        bootstrap, settings={**QUICK, "transaction.timeout.ms": 1_000, "socket.timeout.ms": 9_000}
+    )
+    wrong.publish(topic, Order(1, "c"))
+
+    @wrong.subscribe(topic, group=group, delivery="exactly-once")
+    def bill(order: Order) -> None: ...
+
+    with pytest.raises(ApplicationError, match=r"socket\.timeout\.ms"):
+        wrong.run()
+    wrong.close()
+    with pytest.raises(ApplicationError, match="Invalid value"):
+        Penstock(bootstrap, settings={"linger.ms": "soon"}).publish(topic, b"")
+
+
 def test_settings_that_would_break_a_contract_are_refused(bootstrap: str) -> None:
     with pytest.raises(ApplicationError, match=r"enable\.auto\.commit"):
         Penstock(bootstrap, settings={"enable.auto.commit": True})

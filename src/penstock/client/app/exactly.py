@@ -18,7 +18,14 @@ from penstock.client.app.contracts import HAND_OVER_S, Session
 from penstock.client.app.failing import Letter
 from penstock.client.app.handling import Call, Chunk
 from penstock.client.app.membership import Place
-from penstock.client.app.publishing import MessageIds, NotPublished, Published, not_published, with_id
+from penstock.client.app.publishing import (
+    MessageIds,
+    NotPublished,
+    Published,
+    not_published,
+    producer,
+    with_id,
+)
 from penstock.client.app.settings import Settings
 from penstock.client.errors import ClientError
 from penstock.client.letters import Header
@@ -90,12 +97,12 @@ class TransactionalPublisher:
     """One transaction after the other. `abort` leaves nothing of what was sent since `begin`."""
 
     def __init__(self, settings: Settings, name: str) -> None:
-        from confluent_kafka import KafkaException, Producer
+        from confluent_kafka import KafkaException
 
         self._ids = MessageIds()
         self._failures: list[Any] = []
         # A random id: zombies are fenced by the group's generation, and nobody else waits for this one.
-        self._producer = Producer({**settings, **_FAITHFUL, "transactional.id": f"{name}-{uuid.uuid4()}"})
+        self._producer = producer({**settings, **_FAITHFUL, "transactional.id": f"{name}-{uuid.uuid4()}"})
         try:
             self._producer.init_transactions(_END_S)
         except KafkaException as error:

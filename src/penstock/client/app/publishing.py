@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from penstock.client.app.settings import Settings
+from penstock.client.app.settings import ApplicationError, Settings
 from penstock.client.errors import ClientError
 from penstock.client.letters import MESSAGE_ID, Header
 
@@ -62,9 +62,7 @@ class Publisher:
     """Threads may share it. What was published is on its way until `flush` or `close`."""
 
     def __init__(self, settings: Settings) -> None:
-        from confluent_kafka import Producer
-
-        self._producer = Producer(settings)
+        self._producer = producer(settings)
         self._ids = MessageIds()
         self._is_closed = False
         self._hearing = threading.Thread(target=self._hear, name="penstock-publisher", daemon=True)
@@ -118,6 +116,16 @@ class Publisher:
     def _hear(self) -> None:
         while not self._is_closed:
             self._producer.poll(_POLL_S)
+
+
+def producer(settings: Settings) -> Any:
+    """Raises ApplicationError for settings that do not go together."""
+    from confluent_kafka import KafkaException, Producer
+
+    try:
+        return Producer(settings)
+    except KafkaException as error:
+        raise ApplicationError(error.args[0].str()) from None
 
 
 def _report_to(future: Future[Published]) -> Any:
