@@ -64,18 +64,24 @@ def outgoing(
 
     A trace that begins here is told as sampled: nobody further on who records is told not to.
     """
-    if any(name == TRACEPARENT for name, _ in headers):
-        return headers
-    span_id = _id(64, chance or _CHANCE)
-    if current is not None:
-        return [*headers, *headers_of(current._replace(span_id=span_id))]
-    return [*headers, *headers_of(Trace(_id(128, chance or _CHANCE), span_id, SAMPLED, ""))]
+    for name, _ in headers:
+        if name == TRACEPARENT:
+            return headers
+    chance = chance or _CHANCE
+    if current is None:
+        return [*headers, (TRACEPARENT, _beginning(chance))]
+    return [*headers, *headers_of(current._replace(span_id=_id(64, chance)))]
 
 
 def headers_of(trace: Trace) -> list[Header]:
     parent = f"00-{trace.trace_id}-{trace.span_id}-{trace.flags & _FLAGS_KNOWN:02x}"
     told: list[Header] = [(TRACEPARENT, parent.encode())]
     return [*told, (TRACESTATE, trace.state.encode())] if trace.state else told
+
+
+def _beginning(chance: random.Random) -> bytes:
+    trace, span = chance.getrandbits(128) or 1, chance.getrandbits(64) or 1
+    return f"00-{trace:032x}-{span:016x}-{SAMPLED:02x}".encode()
 
 
 def _id(bits: int, chance: random.Random) -> str:

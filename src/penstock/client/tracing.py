@@ -7,8 +7,8 @@ message in hand. OpenTelemetry is looked for at the first use, and never needed.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from functools import cache
 from types import ModuleType
@@ -108,7 +108,7 @@ class Spans:
         """
         recorder = _recorder()
         if recorder is None:
-            return _unrecorded(headers)
+            return _Unrecorded(headers)
         span: AbstractContextManager[list[Header]] = recorder.publishing(
             topic, headers, key=key, client=self._client
         )
@@ -132,9 +132,19 @@ class _InHand:
         _IN_HAND.reset(self._token)
 
 
-@contextmanager
-def _unrecorded(headers: list[Header]) -> Iterator[list[Header]]:
-    yield outgoing(headers, current_trace())
+class _Unrecorded:
+    """Without a generator too: it is entered for every message that is published."""
+
+    __slots__ = ("_headers",)
+
+    def __init__(self, headers: list[Header]) -> None:
+        self._headers = headers
+
+    def __enter__(self) -> list[Header]:
+        return outgoing(self._headers, current_trace())
+
+    def __exit__(self, *exception: object) -> None:
+        pass
 
 
 def _recorder() -> ModuleType | None:

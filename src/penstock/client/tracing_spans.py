@@ -6,6 +6,7 @@ by the propagators that the application has set up, which are W3C's unless it sa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -23,10 +24,14 @@ __all__ = ["consuming", "consuming_batch", "is_recording", "publishing"]
 
 _NAME: Final = "penstock.client"
 _KEY_CHARACTERS_MAX: Final = 128
+#: Whether the environment names a provider, which the interface sets up when it is asked for one.
+_IS_NAMED: Final = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
 
 
 def is_recording() -> bool:
     """The interface alone records nothing: an application has to set a provider up, which it may do at any time."""
+    if getattr(trace, "_TRACER_PROVIDER", trace) is None and not _IS_NAMED:
+        return False  # the interface would look at the environment each time, which takes longer than all the rest
     return not isinstance(trace.get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
 
 

@@ -19,11 +19,13 @@ from penstock.client.app.figures import Figures
 from penstock.client.app.plain import PlainConsumer
 from penstock.client.app.plain_async import AsyncConsumer
 from penstock.client.app.plain_opening import open_consumer
+from penstock.client.app.promises import Promise
 from penstock.client.app.publishing import Headers, Published, header_list
 from penstock.client.app.resources import Resources
 from penstock.client.app.settings import ApplicationError, checked
 from penstock.client.app.sharing import Sharing
 from penstock.client.app.subscription import Subscription, subscription
+from penstock.client.letters import Header
 from penstock.client.payloads import encode
 from penstock.client.topics import BROKER_DEFAULT, NewTopic, create_topics
 
@@ -34,6 +36,7 @@ _PUBLISH_S: Final = 300.0
 _LOOK_S: Final = 0.2
 _CLOSE_S: Final = 30.0
 _IN_TRANSACTION: Final = Published("", -1, -1)
+_MAY_RETRY: Final[dict[str, bool]] = {each: each is not Delivery.AT_MOST_ONCE for each in Delivery}
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -72,8 +75,9 @@ class Penstock:
         In a handler that is exactly-once it becomes part of the transaction, and its offset is not known yet (-1).
         Raises PayloadError, NotPublished.
         """
-        with self._drafted(topic, value, key, headers, partition, timestamp) as draft:
-            return self._hold_or_send(draft, delivery).result(_PUBLISH_S)
+        key, data, moment_ms = _as_bytes(key, value, timestamp)
+        with self._resources.spans.publish(topic, header_list(headers), key=key) as told:
+            return self._send(topic, data, key, told, partition, moment_ms, delivery).result(_PUBLISH_S)
 
     def publish_soon(
         self,
@@ -87,51 +91,34 @@ class Penstock:
         delivery: str = Delivery.AT_LEAST_ONCE,
     ) -> Future[Published]:
         """Returns at once: many together make large batches. The future has the place, or raises NotPublished."""
-        with self._drafted(topic, value, key, headers, partition, timestamp) as draft:
-            return self._hold_or_send(draft, delivery)
+        key, data, moment_ms = _as_bytes(key, value, timestamp)
+        with self._resources.spans.publish(topic, header_list(headers), key=key) as told:
+            return self._send(topic, data, key, told, partition, moment_ms, delivery)
 
     async def apublish(self, topic: str, value: object, **more: Any) -> Published:
         """`publish` for coroutines."""
         return await asyncio.wrap_future(self.publish_soon(topic, value, **more))
 
-    @contextmanager
-    def _drafted(
+    def _send(
         self,
         topic: str,
-        value: object,
-        key: str | bytes | None,
-        headers: Headers | None,
+        value: bytes | None,
+        key: bytes | None,
+        headers: list[Header],
         partition: int | None,
-        timestamp: datetime | None,
-    ) -> Iterator[Draft]:
-        """In a span of its own, where spans are recorded."""
-        key = key.encode() if isinstance(key, str) else key
-        data = None if value is None else encode(value)
-        moment_ms = None if timestamp is None else round(timestamp.timestamp() * 1000)
-        with self._resources.spans.publish(topic, header_list(headers), key=key) as told:
-            yield Draft(topic, data, key, told, partition, moment_ms)
-
-    def _hold_or_send(self, draft: Draft, delivery: str) -> Future[Published]:
+        timestamp_ms: int | None,
+        delivery: str,
+    ) -> Future[Published]:
+        """At once, or with the transaction of the handler that publishes it."""
         held = drafts.get()
-        if held is None:
-            return self._send(draft, delivery)
-        held.append(draft)
-        done: Future[Published] = Future()
-        done.set_result(_IN_TRANSACTION._replace(topic=draft.topic))
-        return done
-
-    def _send(self, draft: Draft, delivery: str) -> Future[Published]:
-        try:
-            may_retry = Delivery(delivery) is not Delivery.AT_MOST_ONCE
-        except ValueError:
-            raise ApplicationError(f"delivery={delivery!r} is none of {', '.join(Delivery)}") from None
+        if held is not None:
+            held.append(Draft(topic, value, key, headers, partition, timestamp_ms))
+            return _in_transaction(topic)
+        may_retry = _MAY_RETRY.get(delivery)
+        if may_retry is None:
+            raise ApplicationError(f"delivery={delivery!r} is none of {', '.join(Delivery)}")
         return self._resources.publisher(may_retry=may_retry).send(
-            draft.topic,
-            draft.value,
-            key=draft.key,
-            headers=draft.headers,
-            partition=draft.partition,
-            timestamp_ms=draft.timestamp_ms,
+            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
 
     def flush(self, timeout_s: float = _CLOSE_S) -> int:
@@ -265,6 +252,23 @@ class Penstock:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _in_transaction(topic: str) -> Future[Published]:
+    done: Future[Published] = Promise()
+    done.set_result(_IN_TRANSACTION._replace(topic=topic))
+    return done
+
+
+def _as_bytes(
+    key: str | bytes | None, value: object, timestamp: datetime | None
+) -> tuple[bytes | None, bytes | None, int | None]:
+    """Raises PayloadError."""
+    return (
+        key.encode() if isinstance(key, str) else key,
+        None if value is None else encode(value),
+        None if timestamp is None else round(timestamp.timestamp() * 1000),
+    )
 
 
 @contextmanager

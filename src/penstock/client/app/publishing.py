@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from itertools import count
 from typing import Any, Final, NamedTuple
 
+from penstock.client.app.promises import Promise
 from penstock.client.app.settings import ApplicationError, Settings
 from penstock.client.errors import ClientError
 from penstock.client.letters import MESSAGE_ID, Header
@@ -18,6 +19,9 @@ __all__ = ["MessageIds", "NotPublished", "Published", "Publisher", "header_list"
 _POLL_S: Final = 0.1
 _FULL_REST_S: Final = 0.01
 _CLOSE_S: Final = 30.0
+#: As the client library has them.
+_ANY_PARTITION: Final = -1
+_NOW: Final = 0
 
 Headers = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
 
@@ -79,19 +83,20 @@ class Publisher:
         timestamp_ms: int | None = None,
     ) -> Future[Published]:
         """On its way; the future has its place, or raises NotPublished. Waits while the queue is full."""
-        future: Future[Published] = Future()
-        more: dict[str, Any] = {}
-        if partition is not None:
-            more["partition"] = partition
-        if timestamp_ms is not None:
-            more["timestamp"] = timestamp_ms
+        promise = _Promise()
         told = with_id(headers, self._ids)
         while not self._is_closed:
             try:
                 self._producer.produce(
-                    topic, value, key, headers=told, on_delivery=_report_to(future), **more
+                    topic,
+                    value,
+                    key,
+                    _ANY_PARTITION if partition is None else partition,
+                    headers=told,
+                    on_delivery=promise.report,
+                    timestamp=timestamp_ms or _NOW,
                 )
-                return future
+                return promise
             except BufferError:
                 self._producer.poll(_FULL_REST_S)
             except Exception as error:
@@ -128,27 +133,29 @@ def producer(settings: Settings) -> Any:
         raise ApplicationError(error.args[0].str()) from None
 
 
-def _report_to(future: Future[Published]) -> Any:
-    def report(error: Any, message: Any) -> None:
+class _Promise(Promise[Published]):
+    def report(self, error: Any, message: Any) -> None:
+        """Of the client library."""
         if error is not None:
-            future.set_exception(not_published(message.topic(), error))
+            self.set_exception(not_published(message.topic(), error))
         else:
-            future.set_result(Published(message.topic(), message.partition(), message.offset()))
-
-    return report
+            self.set_result(Published(message.topic(), message.partition(), message.offset()))
 
 
 def with_id(headers: list[Header] | None, ids: MessageIds) -> list[Header]:
     """A message that has an id keeps it."""
-    told = list(headers or ())
-    if not any(name == MESSAGE_ID for name, _ in told):
-        told.append((MESSAGE_ID, ids.next()))
-    return told
+    told = headers or []
+    for name, _ in told:
+        if name == MESSAGE_ID:
+            return told
+    return [*told, (MESSAGE_ID, ids.next())]
 
 
 def header_list(headers: Headers | None) -> list[Header]:
     """Text becomes UTF-8."""
-    pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
+    if headers is None:
+        return []
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
 
 

@@ -44,6 +44,9 @@ class Resources:
         self._figures: dict[int, Figures] = {}
 
     def publisher(self, *, may_retry: bool = True) -> Publisher:
+        found = self._publishers.get(may_retry)
+        if found is not None:
+            return found
         with self._lock:
             if may_retry not in self._publishers:
                 settings = producer_settings(self.bootstrap, self.name, self.settings, may_retry=may_retry)

@@ -1,0 +1,78 @@
+"""Futures of what is published: as those of the standard library, but that nobody can call a message back."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import TimeoutError as TimedOut
+
+import pytest
+
+from penstock.client.app.promises import Promise
+
+
+def test_a_result_is_there_for_those_who_come_late_and_those_who_wait() -> None:
+    for _ in range(200):
+        promise: Promise[int] = Promise()
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(promise.result, 10) for _ in range(2)]
+            promise.set_result(7)
+            assert [each.result(10) for each in waiting] == [7, 7]
+        assert promise.result() == 7
+        assert promise.done()
+
+
+def test_an_error_is_raised_to_everybody() -> None:
+    promise: Promise[int] = Promise()
+    promise.set_exception(KeyError("gone"))
+    with pytest.raises(KeyError):
+        promise.result()
+    assert isinstance(promise.exception(), KeyError)
+
+
+def test_whoever_does_not_wait_long_enough_hears_so() -> None:
+    promise: Promise[int] = Promise()
+    with pytest.raises(TimedOut):
+        promise.result(0.001)
+    assert not promise.done()
+    promise.set_result(1)
+    assert promise.result(0) == 1
+
+
+def test_callbacks_are_called_whether_they_came_before_or_after() -> None:
+    promise: Promise[int] = Promise()
+    heard: list[int] = []
+    promise.add_done_callback(lambda done: heard.append(done.result()))
+    promise.set_result(1)
+    promise.add_done_callback(lambda done: heard.append(done.result() + 1))
+    assert heard == [1, 2]
+
+
+def test_many_are_waited_for_at_once() -> None:
+    promises: list[Promise[int]] = [Promise() for _ in range(100)]
+    promises[0].set_result(0)
+
+    def keep() -> None:
+        for number, promise in enumerate(promises[1:], 1):
+            promise.set_result(number)
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    assert sorted(each.result() for each in as_completed(promises, timeout=10)) == list(range(100))
+    assert wait(promises, timeout=10).not_done == set()
+    thread.join()
+
+
+def test_what_is_on_its_way_cannot_be_cancelled() -> None:
+    promise: Promise[int] = Promise()
+    assert not promise.cancel()
+    promise.set_result(1)
+    assert promise.result() == 1
+    assert not promise.cancelled()
+
+
+async def test_a_coroutine_that_gives_up_does_not_disturb_who_reports() -> None:
+    promise: Promise[int] = Promise()
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(asyncio.wrap_future(promise), 0.001)
+    promise.set_result(1)
+    assert await asyncio.wrap_future(promise) == 1
