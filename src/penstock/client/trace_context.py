@@ -70,11 +70,13 @@ def outgoing(
     chance = chance or _CHANCE
     if current is None:
         return [*headers, (TRACEPARENT, _beginning(chance))]
-    return [*headers, *headers_of(current._replace(span_id=_id(64, chance)))]
+    return [*headers, *headers_of(current, chance.getrandbits(64) or 1)]
 
 
-def headers_of(trace: Trace) -> list[Header]:
-    parent = f"00-{trace.trace_id}-{trace.span_id}-{trace.flags & _FLAGS_KNOWN:02x}"
+def headers_of(trace: Trace, child: int | None = None) -> list[Header]:
+    """Of the place itself, or of a child of it by its id."""
+    span_id = trace.span_id if child is None else f"{child:016x}"
+    parent = f"00-{trace.trace_id}-{span_id}-{trace.flags & _FLAGS_KNOWN:02x}"
     told: list[Header] = [(TRACEPARENT, parent.encode())]
     return [*told, (TRACESTATE, trace.state.encode())] if trace.state else told
 
@@ -84,17 +86,16 @@ def _beginning(chance: random.Random) -> bytes:
     return f"00-{trace:032x}-{span:016x}-{SAMPLED:02x}".encode()
 
 
-def _id(bits: int, chance: random.Random) -> str:
-    return f"{chance.getrandbits(bits) or 1:0{bits // 4}x}"
-
-
 def _parsed(parent: bytes, states: list[bytes]) -> Trace | None:
     match = _TRACEPARENT.fullmatch(parent.decode("latin-1"))
-    if match is None or match["version"] == "ff" or (match["version"] == "00" and match["more"] is not None):
+    if match is None:
         return None
-    if match["trace"] == _NO_TRACE or match["span"] == _NO_SPAN:
+    version, trace_id, span_id, flags, more = match.groups()
+    if version == "ff" or (version == "00" and more is not None):
         return None
-    return Trace(match["trace"], match["span"], int(match["flags"], 16), _state(states))
+    if trace_id == _NO_TRACE or span_id == _NO_SPAN:
+        return None
+    return Trace(trace_id, span_id, int(flags, 16), _state(states) if states else "")
 
 
 def _state(states: list[bytes]) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
@@ -181,17 +181,23 @@ class TransactionalPublisher:
                     raise
 
 
-@contextmanager
-def drafting(publish: Callable[[Draft], None]) -> Iterator[None]:
-    """What is published within goes out when it has ended well."""
-    held: list[Draft] = []
-    token = drafts.set(held)
-    try:
-        yield
-    finally:
-        drafts.reset(token)
-    for draft in held:
-        publish(draft)
+class drafting:
+    """What is published within goes out when it has ended well. No generator: it is entered for every message."""
+
+    __slots__ = ("_held", "_publish", "_token")
+
+    def __init__(self, publish: Callable[[Draft], None]) -> None:
+        self._publish = publish
+        self._held: list[Draft] = []
+
+    def __enter__(self) -> None:
+        self._token = drafts.set(self._held)
+
+    def __exit__(self, kind: type[BaseException] | None, *more: object) -> None:
+        drafts.reset(self._token)
+        if kind is None:
+            for draft in self._held:
+                self._publish(draft)
 
 
 def in_transaction(call: Call, contract: ExactlyOnce) -> Call:
