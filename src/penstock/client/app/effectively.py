@@ -32,30 +32,31 @@ class Marks:
         self._scope = scope
         self._ttl_s = ttl_s
         self._lock = threading.Lock()
-        self._handled: list[str] = []
+        #: In their order; the values mean nothing.
+        self._handled: dict[str, None] = {}
         self._expired_s = time.monotonic()
 
     def add(self, message_id: str) -> None:
         with self._lock:
-            self._handled.append(message_id)
+            self._handled[message_id] = None
 
     def keep(self) -> None:
         """Durable when this returns. Raises StoreUnavailable, and then they are kept for the next time."""
         with self._lock:
-            handled, self._handled = self._handled, []
+            handled, self._handled = self._handled, {}
         try:
             if handled:
-                self.store.mark(self._scope, handled, self._ttl_s)
+                self.store.mark(self._scope, list(handled), self._ttl_s)
         except BaseException:
             with self._lock:
-                self._handled = handled + self._handled
+                self._handled = handled | self._handled
             raise
 
     def seen(self, ids: Sequence[str]) -> set[str]:
         with self._lock:
-            mine = set(self._handled)
+            mine = [each for each in ids if each in self._handled]
         found: set[str] = self.store.seen(self._scope, ids)
-        return found | mine.intersection(ids)
+        return found.union(mine)
 
     def claim(self, transaction: Any, message_id: str) -> bool:
         return bool(transaction.claim(self._scope, message_id, self._ttl_s))

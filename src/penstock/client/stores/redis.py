@@ -24,6 +24,13 @@ __all__ = ["RedisStore"]
 
 _PREFIX: Final = "penstock:seen"
 _KEYS_MAX: Final = 1000
+#: One command for many ids, which would each need one of their own, since no other sets a key with its end. An error
+#: is handed back as the server said it.
+_MARK: Final = """\
+for _, key in ipairs(KEYS) do
+    local done = redis.pcall('SET', key, '1', 'PX', ARGV[1])
+    if done.err then return done end
+end"""
 #: URLs may say otherwise: redis://host/0?socket_timeout=2
 _DEFAULTS: Final = {"socket_timeout": 10.0, "socket_connect_timeout": 10.0}
 #: Refusals that pass and have no class of their own: the disk fails, a script runs, replicas are missing.
@@ -57,10 +64,9 @@ class RedisStore:
     def mark(self, scope: str, ids: Sequence[str], ttl_s: float) -> None:
         prefix, ttl_ms = _prefix(scope), _milliseconds(ttl_s)
         for names in _in_parts(stored_ids(ids)):
-            with self._errors_told(), self._client.pipeline(transaction=False) as pipeline:
-                for name in names:
-                    pipeline.set(prefix + name, b"1", px=ttl_ms)
-                _raise_first(pipeline.execute(raise_on_error=False))
+            keys = [prefix + name for name in names]
+            with self._errors_told():
+                self._client.eval(_MARK, len(keys), *keys, ttl_ms)
 
     def claim(self, scope: str, id: str, ttl_s: float) -> bool:
         """The value tells whether it was our own claim whose answer got lost before it was sent again."""
@@ -139,13 +145,6 @@ class RedisStore:
 def _prefix(scope: str) -> str:
     """Of the keys of a scope, which has no colon here, so that no two scopes share a key."""
     return f"{_PREFIX}:{quote(stored(scope), safe='')}:"
-
-
-def _raise_first(results: list[Any]) -> None:
-    """As the server said it: redis-py would put the command before it."""
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
 
 
 def _in_parts(names: dict[str, str]) -> Iterator[dict[str, str]]:
