@@ -94,7 +94,9 @@ def raw_of(message: Message) -> Any:
 def id_of(raw: Any) -> str:
     """Of a message of the client library."""
     headers = raw.headers()
-    for name, value in headers or ():
+    if not headers:
+        return f"{raw.topic()}:{raw.partition()}:{raw.offset()}"
+    for name, value in headers:
         if name == MESSAGE_ID and value:
             return str(value.decode(errors="replace"))
     origin = origin_of(
