@@ -44,6 +44,10 @@ lint: setup
 bench: setup
 	$(BIN)/python -m benchmarks $(if $(PEER),--peer $(PEER)) $(ARGS)
 
+# Delivery contracts beside loops written by hand on confluent-kafka: make bench-contracts ARGS="--only 'least-*'"
+bench-contracts: setup
+	$(BIN)/python -m benchmarks.contracts $(ARGS)
+
 # The Spark source and sinks beside Spark's own Kafka connector: make bench-spark ARGS="--only 'read-*'"
 bench-spark: setup
 	@$(BIN)/python -c 'import numba, pyarrow, pyspark' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[dev,spark]'

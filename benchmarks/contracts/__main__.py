@@ -18,12 +18,13 @@ from rich.markup import escape
 from tests.servers import ServerMissing
 
 from benchmarks.brokers import Broker, PenstockBroker
-from benchmarks.contracts.contests import CONTESTS, Contest, Result, turns_of
+from benchmarks.contracts.contests import CONTESTS, SMOKE, Contest, Result, turns_of
 from benchmarks.contracts.messages import Kind
 from benchmarks.contracts.metrics import verdicts
 from benchmarks.contracts.plot import save_plot
 from benchmarks.contracts.report import json_document, results_table
-from benchmarks.contracts.stage import FULL, PARTITIONS, PUBLISHED, SMOKE, Pace, Stage, TurnFailed
+from benchmarks.contracts.stage import FULL, PARTITIONS, PUBLISHED, Pace, Stage, TurnFailed
+from benchmarks.contracts.stage import SMOKE as SMOKE_PACE
 from benchmarks.machine import machine_facts
 from benchmarks.peer_kafka import KafkaBroker, PeerUnavailable, fetch_kafka
 from benchmarks.raw_client import BrokerError
@@ -81,7 +82,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _chosen(options: argparse.Namespace) -> list[Contest]:
-    patterns = options.only or ["*"]
+    patterns = options.only or (SMOKE if options.smoke else ["*"])
     chosen = [each for each in CONTESTS if any(fnmatch(each.name, pattern) for pattern in patterns)]
     if not chosen:
         sys.exit(f"no contest is called {' or '.join(patterns)}; --list shows their names")
@@ -108,7 +109,7 @@ def _stage(options: argparse.Namespace, contests: list[Contest], broker: Broker,
 
 
 def _pace(options: argparse.Namespace) -> Pace:
-    pace = SMOKE if options.smoke else FULL
+    pace = SMOKE_PACE if options.smoke else FULL
     return replace(pace, rounds=options.rounds) if options.rounds else pace
 
 

@@ -92,8 +92,12 @@ def _touch(name: str) -> bare.Touch:
 
 
 def _publish(asked: dict[str, Any]) -> dict[str, float]:
-    kind = Publisher if asked["publish"] == "ours" else BareProducer
-    publisher = kind(asked["bootstrap"], asked["topic"], asked["value_bytes"])
+    places = asked["bootstrap"], asked["topic"], asked["value_bytes"]
+    publisher: Publisher | BareProducer = (
+        Publisher(*places)
+        if asked["publish"] == "ours"
+        else BareProducer(*places, has_headers=asked["publish"] == "bare-headers")
+    )
     publisher.publish(asked["warm"])
     clock = time.CLOCK_THREAD_CPUTIME_ID
     before = _sample(0, asked["broker_pid"], clock)

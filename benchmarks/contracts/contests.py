@@ -93,8 +93,6 @@ _EVERY_SHAPE = (
     _ours("penstock-json", "Penstock, dataclass", "bare-json", handler="order"),
     _ours("penstock-retries", "Penstock, with retry=", "bare", retries=True),
     _ours("penstock-batch", "Penstock, batch=500", "bare-bytes", handler="batch", batch=500),
-    _ours("penstock-threads", "Penstock, concurrency=4", "bare-bytes", handler="bytes", concurrency=4),
-    _ours("penstock-async", "Penstock, async def", "bare-bytes", handler="coroutine", concurrency=4),
     _bare("bare-untouched", "consume(500), no loop over it", touch="nothing"),
     _bare("bare-untuned", "consume(500), library's settings", settings={}),
 )
@@ -142,6 +140,14 @@ def _contest(name: str, title: str, speed: str, *contenders: Contender) -> Conte
 
 
 _CONTRACTS = (
+    _contest(
+        "lanes",
+        "At least once, several at a time",
+        BATCHED,
+        BARE_BYTES,
+        _ours("penstock-threads", "Penstock, 4 threads", "bare-bytes", handler="bytes", concurrency=4),
+        _ours("penstock-async", "Penstock, 4 coroutines", "bare-bytes", handler="coroutine", concurrency=4),
+    ),
     _contest(
         "most",
         "At most once",
@@ -191,6 +197,9 @@ def _publishing(value_bytes: int) -> Contest:
         contenders=(
             Contender(name="bare-produce", title="produce, on_delivery", asked={"publish": "bare"}),
             Contender(
+                name="bare-headers", title="produce, with our headers", asked={"publish": "bare-headers"}
+            ),
+            Contender(
                 name="penstock",
                 title="Penstock, publish_soon",
                 asked={"publish": "ours"},
@@ -200,6 +209,8 @@ def _publishing(value_bytes: int) -> Contest:
     )
 
 
+#: Whether it runs: a contest of each sort.
+SMOKE = ("least-100B-headers", "most", "effectively", "publish-100B")
 CONTESTS = (*map(_least, KINDS), *_CONTRACTS, *map(_publishing, (100, 1024)))
 
 

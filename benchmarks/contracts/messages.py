@@ -74,7 +74,7 @@ def fill(bootstrap: str, topic: str, count: int, kind: Kind, partitions: int) ->
         }
     )
     pool, names = values(kind.value_bytes), keys()
-    more = _headers() if kind.has_headers else None
+    more = headers() if kind.has_headers else None
     for number in range(count):
         told = {"headers": next(more)} if more is not None else {}
         _produce(producer, topic, pool[number % _POOL], names[number % _POOL], number % partitions, told)
@@ -95,7 +95,7 @@ def _produce(
             producer.poll(0.05)
 
 
-def _headers() -> Iterator[Sequence[tuple[str, bytes]]]:
+def headers() -> Iterator[Sequence[tuple[str, bytes]]]:
     """What our publisher gives every message: an id that no other has, and a trace."""
     prefix = os.urandom(10).hex()
     number = 0

@@ -61,7 +61,6 @@ def _by_kind() -> list[_Point]:
 
 
 def _by_shape() -> list[_Point]:
-    contest = next(_beginning("least-"))
     shown = {
         "json": "dataclass",
         "retries": "retry=",
@@ -71,6 +70,7 @@ def _by_shape() -> list[_Point]:
     }
     return [
         point
+        for contest in (next(_beginning("least-")), next(_beginning("lanes")))
         for who in contest.contenders
         if who.beside is not None and (name := who.name.removeprefix("penstock-")) in shown
         for point in (
@@ -83,9 +83,11 @@ def _by_shape() -> list[_Point]:
 def _pairs(prefixes: dict[str, str]) -> list[_Point]:
     """Of contests between two."""
     return [
-        _Point(label, contest, who.name, _BY_HAND if who.is_bare else _OURS)
+        _Point(label, contest, who, look)
         for contest, label in prefixes.items()
-        for who in next(_beginning(contest)).contenders
+        for ours in next(_beginning(contest)).contenders
+        if ours.beside is not None
+        for who, look in ((ours.beside, _BY_HAND), (ours.name, _OURS))
     ]
 
 

@@ -1,9 +1,10 @@
 """Publishing, by hand and with the application layer: until every message is reported to be there."""
 
+import itertools
 from collections import deque
 from typing import Any
 
-from benchmarks.contracts.messages import keys, values
+from benchmarks.contracts.messages import headers, keys, values
 
 _POLL_EVERY = 1_000
 #: Futures that are kept at a time.
@@ -12,12 +13,15 @@ _FLUSH_S = 60.0
 
 
 class BareProducer:
-    def __init__(self, bootstrap: str, topic: str, value_bytes: int) -> None:
+    """`has_headers` for what our publisher gives every message: an id, and a trace."""
+
+    def __init__(self, bootstrap: str, topic: str, value_bytes: int, *, has_headers: bool) -> None:
         from confluent_kafka import Producer
 
         self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
         self._topic = topic
         self._values, self._keys = values(value_bytes), keys()
+        self._headers = headers() if has_headers else itertools.repeat(None)
         self._reported = 0
 
     def _report(self, error: Any, message: Any) -> None:
@@ -28,11 +32,11 @@ class BareProducer:
     def publish(self, count: int) -> None:
         produce, poll = self._producer.produce, self._producer.poll
         self._reported = 0
-        for number in range(count):
+        for number, told in zip(range(count), self._headers, strict=False):
             value, key = self._values[number % len(self._values)], self._keys[number % len(self._keys)]
             while True:
                 try:
-                    produce(self._topic, value, key, on_delivery=self._report)
+                    produce(self._topic, value, key, headers=told, on_delivery=self._report)
                     break
                 except BufferError:
                     poll(0.01)
