@@ -1,7 +1,7 @@
 """Contracts that keep something in a database: SQLite, PostgreSQL and Redis, each a real one."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from tests.application.apps import QUICK, committed, read_all, running
 
 from penstock.client import ApplicationError, Backoff, Message, Penstock
 from penstock.client.letters import dead_letter_topic
+from penstock.client.stores import StoreUnavailable, open_store
 from penstock.protocol import letters
 
 
@@ -207,11 +208,36 @@ def test_a_table_that_may_not_be_written_ends_the_subscription(
     @app.subscribe(topic, group=group, delivery="effectively-once", store=url)
     def bill(order: dict[str, int], connection: Any) -> None: ...
 
-    from penstock.client.stores import open_store
-
     open_store(url).close()
     execute(url, "DROP TABLE penstock_seen")
     execute(url, "CREATE TABLE penstock_seen (other INTEGER)")
     with pytest.raises(ApplicationError, match="penstock_seen"):
         app.run()
     assert read_all(bootstrap, dead_letter_topic(topic)) == []
+
+
+def test_an_outage_while_ids_are_looked_up_loses_nothing(
+    app: Penstock, topic: str, group: str, tmp_path: Path
+) -> None:
+    """The batch was taken and has come to no handler when the member leaves, and must not be committed on the way."""
+    store = open_store(f"sqlite:///{tmp_path}/seen.db")
+    look_up, outages = store.seen, []
+
+    def seen(scope: str, ids: Sequence[str]) -> set[str]:
+        if len(handled) >= 40 and len(outages) < 2:
+            outages.append(list(ids))
+            raise StoreUnavailable("the database does not answer")
+        return look_up(scope, ids)
+
+    store.seen = seen  # type: ignore[method-assign]
+    publish(app, topic, range(200))
+    handled: list[int] = []
+
+    @app.subscribe(topic, group=group, delivery="effectively-once", store=store, taken_max=20)
+    def bill(order: dict[str, int]) -> None:
+        handled.append(order["id"])
+
+    with running(app, until=lambda: len(outages) == 2 and len(set(handled)) == 200):
+        pass
+    assert sorted(handled) == list(range(200))
+    store.close()

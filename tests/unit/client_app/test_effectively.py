@@ -1,6 +1,7 @@
 """Which of the messages that come are known by their ids, while others are still in hand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from penstock.client.app.contracts import Session
@@ -28,7 +29,8 @@ class Runner:
     def pending(self) -> list[Raw]:
         return list(self._in_hand)
 
-    def run(self, batch: Sequence[Raw]) -> None:
+    def run(self, batch: Sequence[Raw], arrived: Callable[[], None]) -> None:
+        arrived()
         self.given += [raw.name for raw in batch]
 
 
@@ -41,9 +43,11 @@ def handled(*batch: Raw, in_hand: Sequence[Raw] = ()) -> list[tuple[str, int]]:
     runner: Any = Runner(in_hand)
     store: Any = Store()
     session = Session(runner, None, Figures())  # type: ignore[arg-type]
+    session.membership = SimpleNamespace(taken=list(batch))  # type: ignore[assignment]
     EffectivelyOnce(session, 3600.0, Marks(store, "g", 60.0), claims=False).process(batch)
     given: list[tuple[str, int]] = runner.given
     assert session.figures.duplicates == len(batch) - len(given)
+    assert session.membership.taken == []
     return given
 
 

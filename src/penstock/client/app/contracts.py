@@ -67,8 +67,12 @@ class AtLeastOnce:
         self._committed_s = time.monotonic()
 
     def process(self, batch: Sequence[Any]) -> None:
-        self._session.runner.run(batch)
+        self._session.runner.run(batch, self._arrived)
         self.tick()
+
+    def _arrived(self) -> None:
+        """From now on the runner tells what of the batch is not handled."""
+        self._session.membership.taken = []
 
     def tick(self) -> None:
         now_s = time.monotonic()
@@ -115,7 +119,9 @@ class AtLeastOnce:
     def _commit_if_possible(self, in_hand: Sequence[Any] = ()) -> None:
         session = self._session
         try:
-            positions = session.membership.positions([*session.runner.pending(), *in_hand])
+            # What was taken and did not come to the runner is neither handled nor in hand.
+            not_handled = [*session.runner.pending(), *in_hand, *session.membership.taken]
+            positions = session.membership.positions(not_handled)
             self._settle()
             session.membership.commit(positions, wait=True)
         except ClientError as error:

@@ -20,11 +20,15 @@ _PLENTY: Final = 1 << 31
 Failed = Callable[[Any, Exception], None]
 
 
+def nobody_waits() -> None:
+    """For whoever need not know that a batch has arrived."""
+
+
 class Runner(Protocol):
     """Does the work. Messages of one key are handled in their order."""
 
-    def run(self, batch: Sequence[Any]) -> None:
-        """Handle them, or see to it that they are handled."""
+    def run(self, batch: Sequence[Any], arrived: Callable[[], None] = ...) -> None:
+        """Handle them, or see to it that they are handled; `arrived` is called once they are known to be pending."""
 
     def pending(self) -> list[Any]:
         """Taken and not handled yet."""
@@ -64,10 +68,11 @@ class _Sequential:
         self._taken_away = 0
         self._left: list[Any] = []
 
-    def run(self, batch: Sequence[Any]) -> None:
+    def run(self, batch: Sequence[Any], arrived: Callable[[], None] = nobody_waits) -> None:
         self._idle.clear()
         self._batch, self._taken_away = batch, 0
         self._rest = iter(batch)
+        arrived()
         try:
             self._handle(self._rest)
         except BaseException:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from penstock.client.app.figures import Figures
 from penstock.client.app.guarding import Stopped
 from penstock.client.app.handling import Call
-from penstock.client.app.inline import Failed
+from penstock.client.app.inline import Failed, nobody_waits
 from penstock.client.app.membership import Place
 
 __all__ = ["AsyncLanes", "ThreadLanes"]
@@ -47,13 +47,14 @@ class _Lanes:
         self._wants_room = False
         self._turn = 0
 
-    def run(self, batch: Sequence[Any]) -> None:
+    def run(self, batch: Sequence[Any], arrived: Callable[[], None] = nobody_waits) -> None:
         lanes: list[list[int]] = [[] for _ in range(self._lanes)]
         with self._changed:
             for raw in batch:
                 number = next(self._numbers)
                 self._open[number] = raw
                 lanes[self._lane_of(raw)].append(number)
+        arrived()
         for lane, numbers in enumerate(lanes):
             if numbers:
                 self._put(lane, numbers)

@@ -138,7 +138,7 @@ class Ledgered(AtLeastOnce):
             self._fenced = True
 
     def process(self, batch: Sequence[Any]) -> None:
-        self._session.runner.run(batch)
+        self._session.runner.run(batch, self._arrived)
         if not self._fenced:
             self.tick()
         else:

@@ -78,6 +78,8 @@ class Membership:
         #: Raised where nobody would hear of it.
         self._failure: Exception | None = None
         self.places: set[Place] = set()
+        #: What was taken last, until whoever took it says that it is kept elsewhere.
+        self.taken: list[Any] = []
         #: How often partitions went away.
         self._losses = 0
         self._busy_since: float | None = None
@@ -103,6 +105,7 @@ class Membership:
                 if losses != self._losses:
                     # What was handed out before a rebalance in the same call may be of partitions that are gone.
                     taken = [m for m in taken if m.error() or (m.topic(), m.partition()) in self.places]
+            self.taken = taken
         self._busy_since = time.monotonic()
         # Without a line of Python for each of them: nearly always there is none.
         if any(map(self._error_of, taken)):
