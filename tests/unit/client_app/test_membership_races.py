@@ -140,3 +140,33 @@ def test_nothing_is_committed_of_a_partition_to_which_one_could_not_go_back(
         membership.rewind({("orders", 0): 4})
     assert membership.positions() == {("orders", 1): 9}
     membership.close()
+
+
+def test_what_a_rebalance_puts_back_is_taken_first(script: Script, membership: Membership) -> None:
+    """Lanes give back what they have not begun, of all partitions, and more is on its way from the library."""
+
+    def rebalance() -> list[Message]:
+        membership.put_back([message(1, 4), message(1, 5)])
+        return []
+
+    script.steps = [rebalance]
+    assert [each.offset() for each in membership.take(10, 1.0)] == [4, 5]
+
+    def first() -> Message:
+        membership.put_back([message(1, 6)])
+        return message(1, 8)
+
+    def second() -> list[Message]:
+        membership.put_back([message(1, 5)])
+        return [message(1, 9)]
+
+    script.steps = [list, first, second]
+    assert [each.offset() for each in membership.take(10, 1.0)] == [5, 6, 8, 9]
+
+    def with_more() -> list[Message]:
+        membership.put_back([message(1, 7)])
+        return [message(1, 10)]
+
+    script.steps = [with_more]
+    assert [each.offset() for each in membership.take(10, 1.0)] == [7, 10]
+    membership.close()

@@ -101,7 +101,7 @@ class Membership:
             taken, self._stash = self._stash, []
             if not taken:
                 losses = self._losses
-                taken = self._consumer.consume(count_max, _MORE_S) or self._await(count_max, timeout_s)
+                taken = self._fetched(count_max, timeout_s)
                 if losses != self._losses:
                     # What was handed out before a rebalance in the same call may be of partitions that are gone.
                     taken = [m for m in taken if m.error() or (m.topic(), m.partition()) in self.places]
@@ -112,16 +112,18 @@ class Membership:
             return self._without_errors(taken)
         return taken
 
-    def _await(self, count_max: int, timeout_s: float) -> list[Any]:
-        """The library waits for all that it may hand out, so it is asked for one first."""
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            return []
-        # A rebalance within the second call must find the first message among those that are not handled.
-        self._stash = [first]
-        more = self._consumer.consume(count_max - 1, _MORE_S)
-        first_too, self._stash = self._stash, []
-        return [*first_too, *more]
+    def _fetched(self, count_max: int, timeout_s: float) -> list[Any]:
+        """What is there; else the library, which waits for all that it may hand out, is asked for one first.
+
+        Rebalances within these calls may put messages back, which come before all others.
+        """
+        more = self._consumer.consume(count_max, _MORE_S)
+        if not more and not self._stash and (first := self._consumer.poll(timeout_s)) is not None:
+            # A rebalance within the second call must find it among those that are not handled.
+            self._stash.append(first)
+            more = self._consumer.consume(count_max - 1, _MORE_S)
+        back, self._stash = self._stash, []
+        return [*back, *more] if back else more
 
     def _without_errors(self, taken: list[Any]) -> list[Any]:
         from confluent_kafka import KafkaError
@@ -159,7 +161,7 @@ class Membership:
         What was put back of before is still the next to be taken: another thread may have put it there just now.
         """
         with self._lock:
-            before = [m for m in self._stash if m.offset() < positions.get((m.topic(), m.partition()), -1)]
+            before = [m for m in self._stash if _is_before(m, positions)]
             try:
                 for place, offset in positions.items():
                     self.seek(place, offset)
@@ -398,6 +400,11 @@ class Membership:
             self._failure = error
         finally:
             self._lock.release()
+
+
+def _is_before(message: Any, positions: Mapping[Place, int]) -> bool:
+    place = message.topic(), message.partition()
+    return place in positions and message.error() is None and message.offset() < positions[place]
 
 
 def _at(topic: str, partition: int, offset: int | None = None) -> Any:
