@@ -101,10 +101,10 @@ class Lane:
         self.story = Story()
         self.sent = 0
         self.calm: list[int] = []
-        #: Ended at a point, at the end of their patience, and how much was new in each.
-        self.kills = 0
+        #: Lives that did not come to their point, and that ended by themselves.
         self.outside = 0
         self.failures = 0
+        #: How much was handled for the first time in each life.
         self.news: list[int] = []
 
     @property
@@ -157,7 +157,6 @@ class Lane:
         self._until_its_end(life, is_over)
         with self._lock:
             self.news.append(len(self.read().done) - done)
-            self.kills += life.was_killed
             self.failures += bool(life.status) and not life.was_killed
             assert self.failures < FAILURES_MAX, f"lives of {self.topic} end by themselves; see their logs"
 

@@ -125,22 +125,21 @@ def nothing_is_claimed() -> None:
 
 
 def _committed_apart(*, offsets_first: bool) -> None:
-    published: list[Any] = []
-    begin, metadata = exactly.TransactionalPublisher.begin, Membership.metadata
+    asked: list[Membership] = []
+    metadata = Membership.metadata
 
-    def noted(self: Any) -> Any:
-        published[:] = [self]
+    def noted(self: Membership) -> Any:
+        asked[:] = [self]
         return metadata(self)
 
     def commit(self: Any, positions: Any, group: Any) -> None:
         if offsets_first:
-            published[0].commit(positions, wait=True)
+            asked[0].commit(positions, wait=True)
         self._producer.flush(30)
         self._producer.commit_transaction(30)
         if not offsets_first:
-            published[0].commit(positions, wait=True)
+            asked[0].commit(positions, wait=True)
 
-    assert begin is not None
     Membership.metadata = noted  # type: ignore[method-assign]
     exactly.TransactionalPublisher.commit = commit  # type: ignore[method-assign]
 
@@ -200,9 +199,10 @@ def position_in_a_transaction_of_its_own() -> None:
     ledgered.entering = entering
 
 
-_TAKEN, _COMMITTED = "before the batch", "after the commit"
+_TAKEN = "before the batch"
+_COMMIT, _COMMITTED = "before the commit", "after the commit"
 _STEP = "before the step in the ledger"
-_IN_TRANSACTION = "before the commit of the transaction"
+_END, _ENDED = "before the commit of the transaction", "after the commit of the transaction"
 MUTATIONS = {
     "commit after handling": Mutation(AT_MOST_ONCE, HANDLER_WITHIN, KILL, commit_after_handling, DOUBLED),
     "refused commit is ignored": Mutation(AT_MOST_ONCE, _TAKEN, FREEZE, refused_commit_is_ignored, DOUBLED),
@@ -216,14 +216,12 @@ MUTATIONS = {
     "claim in a transaction of its own": Mutation(
         CLAIMED, HANDLER_WITHIN, KILL, claim_in_a_transaction_of_its_own, LOST
     ),
-    "nothing is claimed": Mutation(
-        CLAIMED, _COMMITTED.replace("after", "before"), KILL, nothing_is_claimed, DOUBLED
-    ),
+    "nothing is claimed": Mutation(CLAIMED, _COMMIT, KILL, nothing_is_claimed, DOUBLED),
     "offsets before the transaction": Mutation(
-        EXACTLY_ONCE, _IN_TRANSACTION, KILL, offsets_before_the_transaction, LOST
+        EXACTLY_ONCE, _END, KILL, offsets_before_the_transaction, LOST
     ),
     "offsets after the transaction": Mutation(
-        EXACTLY_ONCE, _IN_TRANSACTION.replace("before", "after"), KILL, offsets_after_the_transaction, DOUBLED
+        EXACTLY_ONCE, _ENDED, KILL, offsets_after_the_transaction, DOUBLED
     ),
     "no generation in transactions": Mutation(
         EXACTLY_ONCE, _TAKEN, FREEZE, no_generation_in_transactions, DOUBLED
