@@ -164,9 +164,10 @@ def calling_batch(
 ) -> tuple[Callable[[Chunk], Any], Callable[[Any], Any]]:
     """For lists: a function of messages with their payloads, and the one that reads a payload (Unreadable)."""
     read = reading(shape.payload) if shape.payload is not None else lambda raw: None
+    needs_messages = shape.payload is None or shape.takes_message
 
     def call(pairs: Chunk) -> Any:
-        messages = [Message(raw) for raw, _ in pairs]
+        messages = [Message(raw) for raw, _ in pairs] if needs_messages or spans.is_on else []
         with spans.consume_batch(messages):
             if shape.payload is None:
                 return handler(messages)

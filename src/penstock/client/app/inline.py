@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from penstock.client.app.figures import Figures
@@ -188,7 +189,7 @@ class InlineBatches(_Sequential):
         self._chunk: list[Any] = []
 
     def _handle(self, rest: Iterator[Any]) -> None:
-        while chunk := [raw for _, raw in zip(range(self._count_max), rest, strict=False)]:
+        while chunk := list(islice(rest, self._count_max)):
             self._chunk = chunk
             self._call_with(self._readable(chunk))
         self._chunk = []
