@@ -219,8 +219,8 @@ def test_no_more_is_held_than_allowed_however_much_waits(bootstrap: str, topic: 
 
     run = ThreadLanes.run
 
-    def counted(self: ThreadLanes, batch: Any) -> None:
-        run(self, batch)
+    def counted(self: ThreadLanes, batch: Any, arrived: Callable[[], None]) -> None:
+        run(self, batch, arrived)
         held.append(len(self._open))
 
     with pytest.MonkeyPatch.context() as patched:

@@ -263,7 +263,9 @@ def _share(made: Subscription) -> str | None:
             "the delay of retry= spares what fails"
         )
     if made.concurrency > _SHARED_CONCURRENCY_MAX:
-        return f"concurrency= is at most {_SHARED_CONCURRENCY_MAX} in a share group: each is a member of its own"
+        return (
+            f"concurrency= is at most {_SHARED_CONCURRENCY_MAX} in a share group: each is a member of its own"
+        )
     if made.lock_s is not None and made.lock_s <= 0:
         return "lock= is longer than 0"
     return None
