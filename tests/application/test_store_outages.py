@@ -141,6 +141,17 @@ def test_redis_without_room_is_unavailable_and_never_silent(fresh_redis: RedisSe
         store.mark("billing", ["a"], HOUR_S)
 
 
+def test_redis_that_became_a_replica_is_unavailable(fresh_redis: RedisServer) -> None:
+    with closing(open_store(fresh_redis.url())) as store:
+        fresh_redis.call("REPLICAOF", "127.0.0.1", "1")
+        with pytest.raises(StoreUnavailable):
+            store.mark("billing", ["a"], HOUR_S)
+        with pytest.raises(StoreUnavailable):
+            store.claim("billing", "a", HOUR_S)
+        fresh_redis.call("REPLICAOF", "NO", "ONE")
+        store.mark("billing", ["a"], HOUR_S)
+
+
 def test_redis_that_may_evict_marks_is_warned_of_once(
     fresh_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,8 +34,9 @@ for _, key in ipairs(KEYS) do
 end"""
 #: URLs may say otherwise: redis://host/0?socket_timeout=2
 _DEFAULTS: Final = {"socket_timeout": 10.0, "socket_connect_timeout": 10.0}
-#: Refusals that pass and have no class of their own: the disk fails, a script runs, replicas are missing.
-_PASSING: Final = ("MISCONF", "BUSY", "NOREPLICAS")
+#: Refusals that pass: the disk fails, a script runs, memory is short, replicas are missing, another server leads. Of
+#: a script, servers before Redis 7 say them behind its name and line: "@user_script: 2: -OOM command not allowed".
+_PASSING: Final = re.compile(r"(@user_script: ?\d+: -?)*(MISCONF|BUSY|NOREPLICAS|OOM|READONLY)\b")
 _LOGGER: Final = logging.getLogger("penstock.client.stores")
 
 
@@ -136,8 +138,8 @@ class RedisStore:
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             raise StoreUnavailable(f"{self._shown} does not answer: {error}") from error
         except redis.RedisError as error:
-            passing = (redis.ReadOnlyError, redis.OutOfMemoryError)
-            is_passing = isinstance(error, passing) or str(error).startswith(_PASSING)
+            passing = (redis.ReadOnlyError, redis.OutOfMemoryError)  # whose names redis-py cuts off
+            is_passing = isinstance(error, passing) or _PASSING.match(str(error))
             kind = StoreUnavailable if is_passing else StoreError
             raise kind(f"{self._shown}: {error}") from error
 
