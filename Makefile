@@ -8,7 +8,7 @@ LISTEN ?= localhost:9092
 HTTP ?= localhost:9644
 WORKERS ?= 2
 
-.PHONY: setup up serve test test-spark lint bench bench-spark bench-contracts fuzz chaos simulate clean
+.PHONY: setup up serve test test-slow test-spark lint bench bench-spark bench-contracts fuzz chaos simulate clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,10 @@ serve: setup
 test: setup
 	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
+# What takes longer than the others together: campaigns, clusters, long stories
+test-slow: setup
+	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
 # The whole Spark side: also a standalone cluster, a Connect server, a long-lived query, processes that are killed
 test-spark: setup
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile tests/spark tests/demo $(ARGS)
@@ -52,10 +56,6 @@ bench-contracts: setup
 bench-spark: setup
 	@$(BIN)/python -c 'import numba, pyarrow, pyspark' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[dev,spark]'
 	$(BIN)/python -m benchmarks.spark $(ARGS)
-
-# What delivery contracts cost beside loops written by hand: make bench-contracts ARGS="--smoke"
-bench-contracts: setup
-	$(BIN)/python -m benchmarks.contracts $(ARGS)
 
 fuzz: setup
 	$(BIN)/python -m tests.fuzz $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED))

@@ -47,7 +47,8 @@ class Service:
         self._process = subprocess.Popen(
             [sys.executable, str(program), *arguments],
             cwd=folder,
-            env=environment(),
+            # As in a terminal, where a line is shown when it is printed.
+            env={**environment(), "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -62,6 +63,15 @@ class Service:
 
     def told(self, word: str) -> list[str]:
         return [line for line in tuple(self.lines) if word in line]
+
+    def tells(self, word: str) -> None:
+        """Sooner or later; where it does not, all that it said is shown."""
+
+        def told() -> bool:
+            assert self.told(word), "\n".join([f"it said no {word!r}, but:", *self.lines])
+            return True
+
+        eventually(told, within_s=TIMEOUT_S, what=f"{word!r} in what the program says")
 
     def stop(self) -> None:
         """As an operator does, and it ends well."""
@@ -147,7 +157,7 @@ def test_the_snippet_of_the_readme(servers: str, tmp_path: Path, start: Start) -
     program = tmp_path / "readme.py"
     program.write_text(snippet.replace("localhost:9092", servers))
     service = start(program)
-    eventually(lambda: service.told("alice owes 9.5"), within_s=60, what="the order of the README")
+    service.tells("alice owes 9.5")
     service.stop()
 
 

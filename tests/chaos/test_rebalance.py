@@ -32,7 +32,7 @@ def run(folder: Path, plan: Plan) -> None:
 
 @needs_nodes
 def test_no_partition_has_two_owners(tmp_path: Path) -> None:
-    run(tmp_path, Plan(rebalances=12, coordinator_kills=1, hosts=3, seed=1))
+    run(tmp_path, Plan(rebalances=8, coordinator_kills=1, hosts=3, seed=1))
 
 
 @needs_nodes

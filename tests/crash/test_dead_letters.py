@@ -130,7 +130,7 @@ async def test_the_coordinator_is_killed_at_every_step(
     await trio.stop()
 
 
-@pytest.mark.parametrize("topic", [TOPIC, DEAD])
+@pytest.mark.parametrize("topic", [TOPIC, pytest.param(DEAD, marks=pytest.mark.slow)])
 async def test_leaders_are_killed_at_every_step_while_the_coordinator_goes_on(
     funeral: Funeral, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-FRAMES = 200_000
+FRAMES = 80_000
 
 
 def fuzz(frames: int, seed: int) -> dict[str, int]:
@@ -19,7 +19,7 @@ def fuzz(frames: int, seed: int) -> dict[str, int]:
 
 
 @pytest.mark.timeout(300)
-def test_a_node_survives_two_hundred_thousand_frames() -> None:
+def test_a_node_survives_tens_of_thousands_of_frames() -> None:
     result = fuzz(FRAMES, seed=20_261_115)
     assert result["answered"] > FRAMES / 10, "most of the frames must reach a handler, or this proves nothing"
     assert result["malformed"] > FRAMES / 10

@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.client.app.committing import CommitLost, CommitRefused
     from penstock.client.app.delivery import Delivery
     from penstock.client.app.failing import Reject, Retry
-    from penstock.client.app.membership import CommitLost, CommitRefused
     from penstock.client.app.message import Message
     from penstock.client.app.penstock import Penstock
     from penstock.client.app.plain import PlainConsumer
@@ -51,8 +51,8 @@ _HOMES = {
     "Backoff": "backoff",
     "Breaker": "breaker",
     "ClientError": "errors",
-    "CommitLost": "app.membership",
-    "CommitRefused": "app.membership",
+    "CommitLost": "app.committing",
+    "CommitRefused": "app.committing",
     "Delivery": "app.delivery",
     "Message": "app.message",
     "NotPublished": "app.publishing",

@@ -18,9 +18,10 @@ from tests.chaos.contracts.judge import DOUBLED, LOST
 from tests.chaos.contracts.points import HANDLER_WITHIN
 
 from penstock.client.app import assembly, effectively, exactly, ledgered
+from penstock.client.app.committing import CommitRefused
 from penstock.client.app.contracts import AtLeastOnce, AtMostOnce
 from penstock.client.app.letterbox import Letterbox
-from penstock.client.app.membership import CommitRefused, Membership
+from penstock.client.app.membership import Membership
 from penstock.client.ledgers.base import LedgerTransaction
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from penstock.client.app.committing import CommitLost, CommitRefused
 from penstock.client.app.contracts import AtMostOnce, Session
 from penstock.client.app.figures import Figures
-from penstock.client.app.membership import CommitLost, CommitRefused
 
 Place = tuple[str, int]
 

@@ -7,7 +7,8 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from penstock.client.app.membership import Membership, Place
+from penstock.client.app.membership import Membership
+from penstock.client.app.places import Place
 from penstock.client.errors import ClientError
 
 

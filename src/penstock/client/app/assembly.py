@@ -21,9 +21,9 @@ from penstock.client.app.handling import Call, Loop, calling, calling_batch, loo
 from penstock.client.app.inline import Failed, Inline, InlineBatches, Runner
 from penstock.client.app.lanes import AsyncLanes, ThreadLanes
 from penstock.client.app.letterbox import Letterbox
-from penstock.client.app.membership import Place
 from penstock.client.app.order import KeyOrder, ordered
 from penstock.client.app.outages import raise_outage
+from penstock.client.app.places import Place
 from penstock.client.app.publishing import NotPublished
 from penstock.client.app.replies import replying, replying_async
 from penstock.client.app.resources import Resources, now_ms

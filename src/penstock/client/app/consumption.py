@@ -9,7 +9,8 @@ from random import Random
 from typing import Final
 
 from penstock.client.app.assembly import Machine, assemble
-from penstock.client.app.membership import Membership, Place
+from penstock.client.app.membership import Membership
+from penstock.client.app.places import Place
 from penstock.client.app.resources import Resources
 from penstock.client.app.settings import ApplicationError
 from penstock.client.app.subscription import Subscription

@@ -12,10 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from penstock.client.app.committing import CommitLost, CommitRefused
 from penstock.client.app.figures import Figures
 from penstock.client.app.inline import Runner
 from penstock.client.app.letterbox import Letterbox
-from penstock.client.app.membership import CommitLost, CommitRefused, Membership, Place
+from penstock.client.app.membership import Membership
+from penstock.client.app.places import Place, place_of
 from penstock.client.errors import ClientError
 
 __all__ = ["AtLeastOnce", "AtMostOnce", "Contract", "Session", "committed_first"]
@@ -108,7 +110,7 @@ class AtLeastOnce:
     def revoked(self, places: Sequence[Place]) -> None:
         rest, in_hand = self._session.runner.interrupt(HAND_OVER_S, places)
         self._session.membership.put_back(rest)
-        gone = [raw for raw in in_hand if (raw.topic(), raw.partition()) in places]
+        gone = [raw for raw in in_hand if place_of(raw) in places]
         if gone:
             self._session.figures.lost_in_hand += len(gone)
             _LOG.warning(
@@ -131,7 +133,7 @@ class AtLeastOnce:
         """Whoever has them now began at the last commit."""
         rest, in_hand = self._session.runner.interrupt(0.0)
         self._session.membership.put_back(rest)
-        self._session.figures.lost_in_hand += sum((raw.topic(), raw.partition()) in places for raw in in_hand)
+        self._session.figures.lost_in_hand += sum(place_of(raw) in places for raw in in_hand)
 
 
 def committed_first(membership: Membership, figures: Figures, count: int) -> bool:
@@ -175,7 +177,7 @@ class AtMostOnce:
         membership = self._session.membership
         with membership.held():
             reached = membership.positions()
-            mine = [raw for raw in batch if reached.get((raw.topic(), raw.partition()), -1) > raw.offset()]
+            mine = [raw for raw in batch if reached.get(place_of(raw), -1) > raw.offset()]
             return mine if committed_first(membership, self._session.figures, len(mine)) else []
 
     def tick(self) -> None:

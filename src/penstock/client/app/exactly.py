@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from penstock.client.app.contracts import HAND_OVER_S, Session
 from penstock.client.app.failing import Letter
 from penstock.client.app.handling import Call, Chunk
-from penstock.client.app.membership import Place
+from penstock.client.app.places import Place, Spot, place_of, spot_of
 from penstock.client.app.publishing import (
     MessageIds,
     NotPublished,
@@ -64,10 +64,6 @@ class OutputRefused(Exception):
     """No broker takes what the handler has published, which is a failure of the handler."""
 
 
-#: Where a message lies.
-Spot = tuple[str, int, int]
-
-
 class Refusals:
     """Messages of which it is known that what their handlers publish is refused: they fail without being handled."""
 
@@ -75,22 +71,18 @@ class Refusals:
         self._found: dict[Spot, NotPublished] = {}
 
     def note(self, raw: Any, error: NotPublished) -> None:
-        self._found[_spot(raw)] = error
+        self._found[spot_of(raw)] = error
 
     def check(self, raw: Any) -> None:
         """Raises OutputRefused."""
         if self._found:
-            error = self._found.get(_spot(raw))
+            error = self._found.get(spot_of(raw))
             if error is not None:
                 raise OutputRefused(str(error)) from error
 
     def forget(self, batch: Sequence[Any]) -> None:
         for raw in batch if self._found else ():
-            self._found.pop(_spot(raw), None)
-
-
-def _spot(raw: Any) -> Spot:
-    return raw.topic(), raw.partition(), raw.offset()
+            self._found.pop(spot_of(raw), None)
 
 
 class TransactionalPublisher:
@@ -312,7 +304,7 @@ class ExactlyOnce:
             reached = membership.positions(left)
             untouched = {id(raw) for raw in (*self._put_back, *left)}
             is_interrupted = self._is_interrupted
-        ends = {(raw.topic(), raw.partition()): raw.offset() for raw in batch if id(raw) not in untouched}
+        ends = {place_of(raw): raw.offset() for raw in batch if id(raw) not in untouched}
         if is_interrupted or any(reached.get(place, -1) <= last for place, last in ends.items()):
             raise TransactionFailed("partitions went to another member in the middle of a batch")
         return {place: reached[place] for place in ends}
@@ -336,7 +328,7 @@ class ExactlyOnce:
     def _rewind(self, batch: Sequence[Any]) -> None:
         first: dict[Place, int] = {}
         for raw in batch:
-            first.setdefault((raw.topic(), raw.partition()), raw.offset())
+            first.setdefault(place_of(raw), raw.offset())
         self._session.membership.rewind(first)
 
     def tick(self) -> None:

@@ -8,11 +8,9 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any
 
-from penstock.client.app.membership import Place
+from penstock.client.app.places import Place, Spot, spot_of
 
 __all__ = ["InHand"]
-
-_Key = tuple[str, int, int]
 
 
 class InHand:
@@ -20,8 +18,8 @@ class InHand:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[_Key, Any] = {}
-        self._earlier: dict[_Key, int] = {}
+        self._open: dict[Spot, Any] = {}
+        self._earlier: dict[Spot, int] = {}
         self._resting: list[tuple[float, int, Any]] = []
         self._numbers = count()
         #: Went to another member without an answer, since somebody last asked.
@@ -33,22 +31,22 @@ class InHand:
     def add(self, raws: Iterable[Any]) -> None:
         with self._lock:
             for raw in raws:
-                self._open[_key(raw)] = raw
+                self._open[spot_of(raw)] = raw
 
     def has(self, raw: Any) -> bool:
         """Not, once it was answered for, or its partition has gone; the same message read again is another one."""
         with self._lock:
-            return self._open.get(_key(raw)) is raw
+            return self._open.get(spot_of(raw)) is raw
 
     def done(self, raw: Any) -> None:
         with self._lock:
-            self._open.pop(_key(raw), None)
-            self._earlier.pop(_key(raw), None)
+            self._open.pop(spot_of(raw), None)
+            self._earlier.pop(spot_of(raw), None)
 
     def done_all(self) -> int:
         """All that the user has. Returns how many of them had gone elsewhere before."""
         with self._lock:
-            resting = {_key(raw) for _, _, raw in self._resting}
+            resting = {spot_of(raw) for _, _, raw in self._resting}
             self._open = {key: raw for key, raw in self._open.items() if key in resting}
             gone, self._gone = self._gone, 0
             return gone
@@ -57,12 +55,12 @@ class InHand:
         """It `counts` where somebody has tried it."""
         with self._lock:
             if counts:
-                self._earlier[_key(raw)] = self._earlier.get(_key(raw), 0) + 1
+                self._earlier[spot_of(raw)] = self._earlier.get(spot_of(raw), 0) + 1
             heapq.heappush(self._resting, (until_s, next(self._numbers), raw))
 
     def earlier(self, raw: Any) -> int:
         """How often it was handed out before, and came back."""
-        return self._earlier.get(_key(raw), 0)
+        return self._earlier.get(spot_of(raw), 0)
 
     def rested(self, now_s: float, count_max: int) -> list[Any]:
         """Whose time has come."""
@@ -87,7 +85,7 @@ class InHand:
             before = len(self._open)
             self._open = {key: raw for key, raw in self._open.items() if key[:2] not in places}
             self._earlier = {key: times for key, times in self._earlier.items() if key in self._open}
-            self._resting = [each for each in self._resting if _key(each[2]) in self._open]
+            self._resting = [each for each in self._resting if spot_of(each[2]) in self._open]
             heapq.heapify(self._resting)
             return before - len(self._open)
 
@@ -97,7 +95,3 @@ class InHand:
         with self._lock:
             self._gone += lost
         return lost
-
-
-def _key(raw: Any) -> _Key:
-    return raw.topic(), raw.partition(), raw.offset()

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from penstock.client.app.figures import Figures
 from penstock.client.app.guarding import Stopped
 from penstock.client.app.handling import Chunk, Hand, Loop, Unreadable
-from penstock.client.app.membership import Place
+from penstock.client.app.places import Place
 from penstock.client.tracing import take_in_hand
 
 __all__ = ["Failed", "Inline", "InlineBatches", "Runner"]

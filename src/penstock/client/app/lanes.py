@@ -16,7 +16,7 @@ from penstock.client.app.figures import Figures
 from penstock.client.app.guarding import Stopped
 from penstock.client.app.handling import Call
 from penstock.client.app.inline import Failed, nobody_waits
-from penstock.client.app.membership import Place
+from penstock.client.app.places import Place, place_of
 
 __all__ = ["AsyncLanes", "ThreadLanes"]
 
@@ -75,7 +75,7 @@ class _Lanes:
             raw = self._open.get(number)
             if raw is not None:
                 self._begun.add(number)
-                place = _place(raw)
+                place = place_of(raw)
                 self._reached[place] = max(self._reached.get(place, -1), raw.offset())
             return raw
 
@@ -138,7 +138,7 @@ class _Lanes:
 
     def trim(self) -> list[Any]:
         with self._changed:
-            return self._take_back(lambda raw: raw.offset() > self._reached.get(_place(raw), -1))
+            return self._take_back(lambda raw: raw.offset() > self._reached.get(place_of(raw), -1))
 
     def _take_back(self, chosen: Callable[[Any], bool]) -> list[Any]:
         waiting = [number for number, raw in self._open.items() if number not in self._begun and chosen(raw)]
@@ -150,13 +150,13 @@ class _Lanes:
         """What was overtaken by messages of other lanes is done too, if there is time: positions have no gaps."""
 
         def concerned(raw: Any) -> bool:
-            return places is None or _place(raw) in places
+            return places is None or place_of(raw) in places
 
         with self._changed:
             rest = self.trim()
             self._wait_for(lambda: not any(map(concerned, self._in_work())), timeout_s)
             rest += self._take_back(concerned)
-            rest.sort(key=lambda raw: (_place(raw), raw.offset()))
+            rest.sort(key=lambda raw: (place_of(raw), raw.offset()))
             return rest, [raw for raw in self._in_work() if concerned(raw)]
 
     def _in_work(self) -> list[Any]:
@@ -174,10 +174,6 @@ class _Lanes:
                 self._begun.discard(number)
             self._left.clear()
             self._error = None
-
-
-def _place(raw: Any) -> Place:
-    return raw.topic(), raw.partition()
 
 
 class ThreadLanes(_Lanes):

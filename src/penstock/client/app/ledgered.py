@@ -16,7 +16,7 @@ from penstock.client.app.effectively import Marks
 from penstock.client.app.figures import Figures
 from penstock.client.app.handles import handle_named
 from penstock.client.app.handling import Call
-from penstock.client.app.membership import Place
+from penstock.client.app.places import Place, place_of
 from penstock.client.ledgers import Fenced, Ledger, Position
 from penstock.client.letters import origin_of, retry_level
 
@@ -85,7 +85,7 @@ def entering(call: Call, book: Book, handle_name: str, marks: Marks | None, figu
         return marks.claim(marks.store.joined(transaction.connection), _first_place(raw))
 
     def handle(raw: Any) -> Any:
-        place, offset = (raw.topic(), raw.partition()), raw.offset()
+        place, offset = place_of(raw), raw.offset()
         if book.is_behind(place, offset):
             return None
         result = None
@@ -125,7 +125,7 @@ class Ledgered(AtLeastOnce):
         if isinstance(error, Fenced):
             self._fenced = True
             return
-        place = raw.topic(), raw.partition()
+        place = place_of(raw)
         if self._fenced or place not in self._session.membership.places:
             return
         self._session.letterbox.failed(raw, error)

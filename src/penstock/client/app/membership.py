@@ -8,36 +8,23 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
+from penstock.client.app.committing import commit_error
+from penstock.client.app.keeping import Keeper
+from penstock.client.app.places import Place, at, place_of
 from penstock.client.app.settings import ApplicationError, Settings
 from penstock.client.errors import ClientError
 
-__all__ = ["CommitLost", "CommitRefused", "Membership", "Place", "Work"]
-
-Place = tuple[str, int]
+__all__ = ["Membership", "Work"]
 
 _LOG: Final = logging.getLogger("penstock.client")
 _WATERMARKS_S: Final = 10.0
 _COMMITTED_S: Final = 15.0
-#: A busy member polls so often at least, as a part of max.poll.interval.ms.
-_KEEP_PART: Final = 4
-#: Others wait for a busy member when partitions move, and it learns late that it has lost some.
-_KEEP_S_MAX: Final = 3.0
-_POLL_INTERVAL_MS: Final = 300_000
 #: Not 0: the library takes the time that a callback needs within such a call for one in which nobody polls.
 _MORE_S: Final = 0.001
-
-
-class CommitRefused(ClientError):
-    """The group knows nothing of this member any more: nothing was committed."""
-
-
-class CommitLost(ClientError):
-    """Nobody knows whether the position was committed."""
 
 
 class Work(Protocol):
@@ -62,8 +49,6 @@ class Membership:
         self._topics = list(topics)
         self._start = start
         self._work = work
-        interval_ms = int(settings.get("max.poll.interval.ms", _POLL_INTERVAL_MS))
-        self._keep_every_s = min(interval_ms / 1000 / _KEEP_PART, _KEEP_S_MAX)
         #: Messages that were taken while the others were being handled.
         self._stash: list[Any] = []
         self._lock = threading.RLock()
@@ -82,18 +67,15 @@ class Membership:
         self.taken: list[Any] = []
         #: How often partitions went away.
         self._losses = 0
-        self._busy_since: float | None = None
-        self._closing = threading.Event()
         self._error_of = _error_of()
         self._consumer = self._join()
-        self._keeper = threading.Thread(target=self._keep, name="penstock-keeper", daemon=True)
-        self._keeper.start()
+        self._keeper = Keeper(settings, self._poll_aside)
 
     # -- messages ------------------------------------------------------------------------------------
 
     def take(self, count_max: int, timeout_s: float) -> list[Any]:
         """As soon as there is something. Raises ClientError for what cannot get better by itself."""
-        self._busy_since = None
+        self._keeper.idle()
         with self._lock:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
@@ -104,9 +86,9 @@ class Membership:
                 taken = self._fetched(count_max, timeout_s)
                 if losses != self._losses:
                     # What was handed out before a rebalance in the same call may be of partitions that are gone.
-                    taken = [m for m in taken if m.error() or (m.topic(), m.partition()) in self.places]
+                    taken = [m for m in taken if m.error() or place_of(m) in self.places]
             self.taken = taken
-        self._busy_since = time.monotonic()
+        self._keeper.busy()
         # Without a line of Python for each of them: nearly always there is none.
         if any(map(self._error_of, taken)):
             return self._without_errors(taken)
@@ -175,11 +157,11 @@ class Membership:
         from confluent_kafka import KafkaException
 
         with self._lock:
-            self._stash = [m for m in self._stash if (m.topic(), m.partition()) != place]
+            self._stash = [m for m in self._stash if place_of(m) != place]
             if place not in self.places:
                 return
             try:
-                self._consumer.seek(_at(*place, offset))
+                self._consumer.seek(at(place, offset))
             except KafkaException as error:
                 raise ClientError(f"{place[0]}[{place[1]}]: {error.args[0].str()}") from None
             self._sought[place] = offset
@@ -189,7 +171,7 @@ class Membership:
         from confluent_kafka import KafkaException
 
         try:
-            low, high = self._consumer.get_watermark_offsets(_at(*place), timeout=_WATERMARKS_S)
+            low, high = self._consumer.get_watermark_offsets(at(place), timeout=_WATERMARKS_S)
         except KafkaException as error:
             raise ClientError(f"{place[0]}[{place[1]}]: {error.args[0].str()}") from None
         return int(low), int(high)
@@ -199,7 +181,7 @@ class Membership:
         from confluent_kafka import KafkaException
 
         try:
-            (told,) = self._consumer.offsets_for_times([_at(*place, timestamp_ms)], timeout=_WATERMARKS_S)
+            (told,) = self._consumer.offsets_for_times([at(place, timestamp_ms)], timeout=_WATERMARKS_S)
         except KafkaException as error:
             raise ClientError(f"{place[0]}[{place[1]}]: {error.args[0].str()}") from None
         if told.error is not None:
@@ -210,14 +192,14 @@ class Membership:
         with self._lock:
             new = {place for place in places if place in self.places} - self._paused
             if new:
-                self._consumer.pause([_at(*place) for place in sorted(new)])
+                self._consumer.pause([at(place) for place in sorted(new)])
                 self._paused |= new
 
     def resume(self, places: Iterable[Place]) -> None:
         with self._lock:
             back = self._paused.intersection(places)
             if back:
-                self._consumer.resume([_at(*place) for place in sorted(back)])
+                self._consumer.resume([at(place) for place in sorted(back)])
                 self._paused -= back
 
     # -- positions -----------------------------------------------------------------------------------
@@ -225,33 +207,33 @@ class Membership:
     def positions(self, pending: Iterable[Any] = ()) -> dict[Place, int]:
         """The next offset of every partition from which something was taken, up to the first that is pending."""
         with self._lock:
-            asked = [_at(*place) for place in sorted(self.places)]
+            asked = [at(place) for place in sorted(self.places)]
             told = self._consumer.position(asked) if asked else []
             found = self._sought | {
                 (each.topic, each.partition): each.offset for each in told if each.offset >= 0
             }
             for message in [*self._stash, *pending]:
-                place = message.topic(), message.partition()
+                place = place_of(message)
                 if place in found:
                     found[place] = min(found[place], message.offset())
-            return {place: at for place, at in found.items() if place not in self._astray}
+            return {place: offset for place, offset in found.items() if place not in self._astray}
 
     def commit(self, positions: Mapping[Place, int], *, wait: bool) -> None:
         """Only what has moved. Raises CommitRefused, CommitLost where it waits, and else it is known to be kept."""
         from confluent_kafka import KafkaException
 
         before = self._committed if wait else self._sent
-        moved = {place: at for place, at in positions.items() if before.get(place) != at}
+        moved = {place: offset for place, offset in positions.items() if before.get(place) != offset}
         if not moved:
             return
-        offsets = [_at(*place, offset) for place, offset in sorted(moved.items())]
+        offsets = [at(place, offset) for place, offset in sorted(moved.items())]
         try:
             answers = self._consumer.commit(offsets=offsets, asynchronous=not wait)
         except KafkaException as error:
-            raise _commit_error(error.args[0]) from None
+            raise commit_error(error.args[0]) from None
         for answer in answers or () if wait else ():
             if answer.error is not None:
-                raise _commit_error(answer.error)
+                raise commit_error(answer.error)
         if wait:
             self._kept(moved)
         else:
@@ -284,7 +266,7 @@ class Membership:
 
     def close(self) -> None:
         """Leaves the group; partitions are revoked on the way."""
-        self._closing.set()
+        self._keeper.end()
         with self._lock:
             self._consumer.close()
         self._keeper.join()
@@ -299,7 +281,7 @@ class Membership:
             positions = {**self._starts(consumer, partitions), **self._work.assigned(places)}
         except KafkaException as error:
             raise ClientError(f"the group's positions cannot be had: {error.args[0].str()}") from None
-        chosen = [_at(*place, positions[place]) for place in places]
+        chosen = [at(place, positions[place]) for place in places]
         if self._settings.get("partition.assignment.strategy") == "cooperative-sticky" or (
             self._settings.get("group.protocol") == "consumer"
         ):
@@ -328,7 +310,7 @@ class Membership:
                 low, high = consumer.get_watermark_offsets(each, timeout=_WATERMARKS_S)
                 new[each.topic, each.partition] = low if self._starts_first(each.topic) else high
         if new:
-            consumer.commit(offsets=[_at(*place, at) for place, at in new.items()], asynchronous=False)
+            consumer.commit(offsets=[at(place, offset) for place, offset in new.items()], asynchronous=False)
             self._kept(new)
         return {**known, **new}
 
@@ -360,7 +342,7 @@ class Membership:
     def _forget(self, places: Iterable[Place]) -> None:
         gone = set(places)
         self._losses += 1
-        self._stash = [m for m in self._stash if (m.topic(), m.partition()) not in gone]
+        self._stash = [m for m in self._stash if place_of(m) not in gone]
         for place in gone:
             for known in (self._committed, self._sent, self._sought):
                 known.pop(place, None)
@@ -375,14 +357,6 @@ class Membership:
         for each in partitions:
             self._sent.pop((each.topic, each.partition), None)
         _LOG.warning("positions were not committed: %s", error.str() if error else partitions[0].error.str())
-
-    # -- staying in ----------------------------------------------------------------------------------
-
-    def _keep(self) -> None:
-        while not self._closing.wait(self._keep_every_s / 2):
-            since = self._busy_since
-            if since is not None and time.monotonic() - since > self._keep_every_s:
-                self._poll_aside()
 
     def _poll_aside(self) -> None:
         """Tell the group that we live. Nothing more is fetched meanwhile; what comes nevertheless is kept."""
@@ -403,14 +377,8 @@ class Membership:
 
 
 def _is_before(message: Any, positions: Mapping[Place, int]) -> bool:
-    place = message.topic(), message.partition()
+    place = place_of(message)
     return place in positions and message.error() is None and message.offset() < positions[place]
-
-
-def _at(topic: str, partition: int, offset: int | None = None) -> Any:
-    from confluent_kafka import TopicPartition
-
-    return TopicPartition(topic, partition) if offset is None else TopicPartition(topic, partition, offset)
 
 
 def _error_of() -> Callable[[Any], Any]:
@@ -418,21 +386,3 @@ def _error_of() -> Callable[[Any], Any]:
 
     found: Callable[[Any], Any] = Message.error
     return found
-
-
-def _commit_error(error: Any) -> ClientError:
-    from confluent_kafka import KafkaError
-
-    definite = {
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.FENCED_INSTANCE_ID,
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.STALE_MEMBER_EPOCH,
-        KafkaError.FENCED_MEMBER_EPOCH,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError._NO_OFFSET,
-    }
-    kind = CommitRefused if error.code() in definite else CommitLost
-    return kind(f"the position was not committed: {error.str()}")

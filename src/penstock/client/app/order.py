@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.client.app.failing import Letter
-from penstock.client.app.membership import Place
+from penstock.client.app.places import Place
 from penstock.client.letters import origin_of, original_topic, retry_level
 
 __all__ = ["KeyOrder", "ordered"]

@@ -9,14 +9,16 @@ from datetime import datetime
 from random import Random
 from typing import Any, Final, Protocol, Self
 
+from penstock.client.app.committing import CommitRefused
 from penstock.client.app.contracts import committed_first
 from penstock.client.app.delivery import Delivery
 from penstock.client.app.failing import Failing, Reject, Retry
 from penstock.client.app.figures import Figures
 from penstock.client.app.in_hand import InHand
 from penstock.client.app.letterbox import Letterbox
-from penstock.client.app.membership import CommitRefused, Membership, Place
+from penstock.client.app.membership import Membership
 from penstock.client.app.message import Message, raw_of
+from penstock.client.app.places import Place
 from penstock.client.app.resources import Resources, now_ms
 from penstock.client.app.retries import DueRetries
 from penstock.client.app.settings import ApplicationError, consumer_settings

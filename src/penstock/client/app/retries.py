@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from penstock.client.app.figures import Figures
-from penstock.client.app.membership import Membership, Place
+from penstock.client.app.membership import Membership
+from penstock.client.app.places import Place, place_of
 from penstock.client.letters import is_for
 
 __all__ = ["DueRetries"]
@@ -30,7 +31,7 @@ class DueRetries:
             return batch
         ready, back = [], {}
         for raw in batch:
-            place = raw.topic(), raw.partition()
+            place = place_of(raw)
             if place in back:
                 continue
             if place[0] not in self._topics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from penstock.client.app.membership import Place
+from penstock.client.app.places import Place, place_of
 from penstock.client.app.settings import Settings
 from penstock.client.errors import Unavailable
 from penstock.client.letters import is_for
@@ -45,4 +45,4 @@ def _to_the_end(consume: Callable[..., list[Any]], left: set[Place], group: str)
                 if is_for(raw.headers(), group):
                     yield raw
             elif error.code() == KafkaError._PARTITION_EOF:
-                left.discard((raw.topic(), raw.partition()))
+                left.discard(place_of(raw))

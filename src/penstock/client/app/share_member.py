@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from penstock.client.app.committing import CommitLost, CommitRefused
 from penstock.client.app.figures import Figures
-from penstock.client.app.membership import CommitLost, CommitRefused
 from penstock.client.app.settings import ApplicationError, Settings
 from penstock.client.errors import ClientError
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 from penstock.client.app.delivery import Delivery
 from penstock.client.app.figures import Figures
 from penstock.client.app.message import Message, raw_of
+from penstock.client.app.places import place_of
 from penstock.client.app.plain import length_s
 from penstock.client.app.resources import Resources
 from penstock.client.app.settings import ApplicationError, share_settings
@@ -204,6 +205,6 @@ def accepted_first(member: ShareMember, taken: Sequence[Any], figures: Figures) 
     except ClientError:
         figures.add("dropped", len(taken))
         return []
-    kept = [raw for raw in taken if (raw.topic(), raw.partition()) not in flaws]
+    kept = [raw for raw in taken if place_of(raw) not in flaws]
     figures.add("dropped", len(taken) - len(kept))
     return kept
