@@ -45,7 +45,7 @@ KINDS = tuple(Kind(size, has_headers) for size in (100, 1024) for has_headers in
 
 FULL = Pace(
     messages={
-        FAST: dict(zip(KINDS, (5_000_000, 3_000_000, 800_000, 800_000), strict=True)),
+        FAST: dict(zip(KINDS, (5_000_000, 3_000_000, 2_000_000, 2_000_000), strict=True)),
         BATCHED: 300_000,
         STORED: 200_000,
         SINGLE: 10_000,

@@ -65,6 +65,26 @@ def test_batches_of_any_size(store: DedupeStore) -> None:
     assert store.seen("billing", [*ids, "other"]) == set(ids)
 
 
+def test_postgresql_looks_ids_up_without_reading_the_table(postgres_url: str) -> None:
+    count, at_once = 20_000, 500
+    with closing(open_store(postgres_url)) as store:
+        for start in range(0, count, at_once):
+            ids = [f"id-{number}" for number in range(start, start + at_once)]
+            assert store.seen("billing", ids) == set()
+            store.mark("billing", ids, HOUR_S)
+
+    def rows_read() -> tuple[int, int]:
+        question = """\
+            SELECT seq_tup_read + idx_tup_fetch, n_tup_ins FROM pg_stat_user_tables WHERE relname = 'penstock_seen'"""
+        with psycopg.connect(postgres_url) as connection:
+            found = connection.execute(question).fetchone()
+        assert found is not None
+        return found
+
+    eventually(lambda: rows_read()[1] >= count, what="the server's figures")
+    assert rows_read()[0] < count
+
+
 def test_an_id_may_be_any_text(store: DedupeStore) -> None:
     ids = [
         "",

@@ -82,8 +82,7 @@ def headers_of(trace: Trace, child: int | None = None) -> list[Header]:
 
 
 def _beginning(chance: random.Random) -> bytes:
-    trace, span = chance.getrandbits(128) or 1, chance.getrandbits(64) or 1
-    return f"00-{trace:032x}-{span:016x}-{SAMPLED:02x}".encode()
+    return b"00-%032x-%016x-%02x" % (chance.getrandbits(128) or 1, chance.getrandbits(64) or 1, SAMPLED)
 
 
 def _parsed(parent: bytes, states: list[bytes]) -> Trace | None:

@@ -33,6 +33,7 @@ from penstock.client.letters import Header
 __all__ = ["Draft", "ExactlyOnce", "TransactionFailed", "TransactionalPublisher", "drafting", "drafts"]
 
 _LOG: Final = logging.getLogger("penstock.client")
+_ROOM_S: Final = 0.01
 _END_S: Final = 30.0
 #: Where all brokers it knows are away, librdkafka forgets them and finds them again, but waits for ever for what it has
 #: forgotten when offsets are sent to a transaction (its issues 5511 and 5456). So it keeps them, and asks them often.
@@ -129,9 +130,18 @@ class TransactionalPublisher:
                 )
                 return
             except BufferError:
-                self._producer.poll(0.01)
+                self._make_room()
             except Exception as error:
                 raise not_published(draft.topic, error) from None
+
+    def _make_room(self) -> None:
+        """Raises TransactionFailed."""
+        from confluent_kafka import KafkaException
+
+        try:
+            self._producer.poll(_ROOM_S)
+        except KafkaException as error:
+            raise TransactionFailed(f"the transaction failed: {error.args[0].str()}") from None
 
     def _report(self, error: Any, message: Any) -> None:
         if error is not None:

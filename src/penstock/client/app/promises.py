@@ -41,12 +41,15 @@ class Promise(Future[T]):
             self._is_watched = True
             return self.__dict__.setdefault(name, make())
 
-    def set_result(self, result: T) -> None:
+    def settle_unseen(self, result: T) -> bool:
+        """Unless somebody looks on already, who is then still to be told."""
         with _LOCK:
-            is_watched = self._is_watched
-            if not is_watched:
+            if not self._is_watched:
                 self._result, self._state = result, _FINISHED
-        if is_watched:
+            return not self._is_watched
+
+    def set_result(self, result: T) -> None:
+        if not self.settle_unseen(result):
             super().set_result(result)
 
     def result(self, timeout: float | None = None) -> T:

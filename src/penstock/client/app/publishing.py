@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +20,11 @@ from penstock.client.letters import MESSAGE_ID, Header
 
 __all__ = ["MessageIds", "NotPublished", "Published", "Publisher", "header_list"]
 
-_POLL_S: Final = 0.1
+_LOG: Final = logging.getLogger("penstock.client")
+_POLL_S: Final = 0.05
+#: A sender hears what became of others after so many; whoever sends as many in a moment is busy.
+_HEAR_EVERY: Final = 200
+_AWAY_S: Final = 0.005
 _FULL_REST_S: Final = 0.01
 _CLOSE_S: Final = 30.0
 #: As the client library has them.
@@ -63,11 +71,20 @@ class MessageIds:
 
 
 class Publisher:
-    """Threads may share it. What was published is on its way until `flush` or `close`."""
+    """Threads may share it. What was published is on its way until `flush` or `close`.
+
+    A thread of its own hears what became of messages, and tells those who wait. Two threads that hear at a time would
+    wait for each other at every report, so while somebody sends many, it is the sender that hears.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._producer = producer(settings)
         self._ids = MessageIds()
+        self._sent = 0
+        self._numbers = count(1)
+        self._untold: deque[tuple[_Promise, Any, Any]] = deque()
+        #: The library takes nothing more for this one: another is needed.
+        self.is_spent = False
         self._is_closed = False
         self._hearing = threading.Thread(target=self._hear, name="penstock-publisher", daemon=True)
         self._hearing.start()
@@ -83,7 +100,7 @@ class Publisher:
         timestamp_ms: int | None = None,
     ) -> Future[Published]:
         """On its way; the future has its place, or raises NotPublished. Waits while the queue is full."""
-        promise = _Promise()
+        promise = _Promise(self._untold)
         told = with_id(headers, self._ids)
         while not self._is_closed:
             try:
@@ -96,31 +113,65 @@ class Publisher:
                     on_delivery=promise.report,
                     timestamp=timestamp_ms or _NOW,
                 )
-                return promise
             except BufferError:
-                self._producer.poll(_FULL_REST_S)
+                self._serve(self._producer.poll, _FULL_REST_S)
             except Exception as error:
+                self.is_spent |= _is_fatal(error)
                 raise not_published(topic, error) from None
+            else:
+                self._sent = next(self._numbers)
+                if self._sent % _HEAR_EVERY == 0:
+                    self._serve(self._producer.poll, 0)
+                return promise
         raise NotPublished(f"{topic}: the publisher is closed")
 
     def flush(self, timeout_s: float = _CLOSE_S) -> int:
         """How many are still on their way."""
-        return int(self._producer.flush(timeout_s))
+        while True:
+            was_spent, left = self.is_spent, self._serve(self._producer.flush, timeout_s)
+            if self.is_spent == was_spent:
+                break
+        self._tell()
+        return left
 
     def close(self, timeout_s: float = _CLOSE_S) -> int:
         """How many were given up, which their futures tell too."""
         left = self.flush(timeout_s)
         if left:
             self._producer.purge()
-            self._producer.flush(1.0)
+            self._serve(self._producer.flush, 1.0)
         self._is_closed = True
         if self._hearing is not threading.current_thread():
             self._hearing.join(timeout_s)
+        self._tell()
         return left
 
     def _hear(self) -> None:
+        before = 0
         while not self._is_closed:
-            self._producer.poll(_POLL_S)
+            is_busy, before = self._sent - before >= _HEAR_EVERY, self._sent
+            if is_busy:
+                time.sleep(_AWAY_S)
+            else:
+                self._serve(self._producer.poll, _POLL_S)
+            self._tell()
+
+    def _serve(self, call: Callable[[float], int], timeout_s: float) -> int:
+        """What cannot be mended is raised once, by whatever call comes next; what it means for messages is reported."""
+        from confluent_kafka import KafkaException
+
+        try:
+            return int(call(timeout_s))
+        except KafkaException as error:
+            self.is_spent = True
+            _LOG.error("a publisher is given up: %s", error.args[0].str())
+            return len(self._producer)
+
+    def _tell(self) -> None:
+        with suppress(IndexError):
+            while True:
+                promise, error, message = self._untold.popleft()
+                promise.end(error, message)
 
 
 def producer(settings: Settings) -> Any:
@@ -134,12 +185,26 @@ def producer(settings: Settings) -> Any:
 
 
 class _Promise(Promise[Published]):
+    """Whoever hears of a message may be sending another one, perhaps with locks held: nobody is called back there."""
+
+    def __init__(self, untold: deque[tuple[_Promise, Any, Any]]) -> None:
+        super().__init__()
+        self._untold = untold
+
     def report(self, error: Any, message: Any) -> None:
         """Of the client library."""
+        if error is not None or not self.settle_unseen(_place_of(message)):
+            self._untold.append((self, error, message))
+
+    def end(self, error: Any, message: Any) -> None:
         if error is not None:
             self.set_exception(not_published(message.topic(), error))
         else:
-            self.set_result(Published(message.topic(), message.partition(), message.offset()))
+            self.set_result(_place_of(message))
+
+
+def _place_of(message: Any) -> Published:
+    return Published(message.topic(), message.partition(), message.offset())
 
 
 def with_id(headers: list[Header] | None, ids: MessageIds) -> list[Header]:
@@ -157,6 +222,12 @@ def header_list(headers: Headers | None) -> list[Header]:
         return []
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
+
+
+def _is_fatal(error: Any) -> bool:
+    from confluent_kafka import KafkaException
+
+    return isinstance(error, KafkaException) and bool(error.args[0].fatal())
 
 
 def not_published(topic: str, error: Any) -> NotPublished:
@@ -181,5 +252,7 @@ def not_published(topic: str, error: Any) -> NotPublished:
             | KafkaError._TIMED_OUT
         ):
             return NotPublished(f"{topic}: no broker has confirmed it in time", may_be_there=True)
+        case KafkaError._FATAL | KafkaError._PURGE_INFLIGHT:
+            return NotPublished(f"{topic}: given up on the way: {error.str()}", may_be_there=True)
         case _:
             return NotPublished(f"{topic}: {error.str()}", may_be_there=bool(error.retriable()))

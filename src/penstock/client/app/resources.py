@@ -44,13 +44,18 @@ class Resources:
         self._figures: dict[int, Figures] = {}
 
     def publisher(self, *, may_retry: bool = True) -> Publisher:
+        """Another one, where the one before is of no use any more."""
         found = self._publishers.get(may_retry)
-        if found is not None:
+        if found is not None and not found.is_spent:
             return found
         with self._lock:
-            if may_retry not in self._publishers:
+            found = self._publishers.get(may_retry)
+            if found is None or found.is_spent:
                 settings = producer_settings(self.bootstrap, self.name, self.settings, may_retry=may_retry)
                 self._publishers[may_retry] = Publisher(settings)
+                if found is not None:
+                    # Elsewhere, since it tells others what became of their messages.
+                    threading.Thread(target=found.close, name="penstock-spent", daemon=True).start()
             return self._publishers[may_retry]
 
     def post(self, letter: Letter, *, may_retry: bool) -> Future[Published]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.client.outbox.errors import Disturbed, RowsRefused
@@ -112,7 +112,16 @@ class Sender:
                 self._producer.produce(topic, value, key, on_delivery=self._report, **more)
                 return
             except BufferError:
-                self._producer.poll(_FULL_REST_S)
+                self._heard(self._producer.poll, _FULL_REST_S)
+
+    def _heard(self, call: Callable[[float], Any], timeout_s: float) -> Any:
+        """Raises Disturbed for what the library cannot get over: another relay has taken our place, most likely."""
+        from confluent_kafka import KafkaException
+
+        try:
+            return call(timeout_s)
+        except KafkaException as error:
+            raise Disturbed(words(error), cause=error.args[0]) from None
 
     def _report(self, error: Any, message: Any) -> None:
         if error is not None:
@@ -121,7 +130,9 @@ class Sender:
     def _await_reports(self) -> None:
         """For a while: `commit` waits for the rest. After a failure the others stay where they are."""
         deadline = time.monotonic() + CALL_S
-        while self._producer.flush(_FLUSH_S) and not self._failures and time.monotonic() < deadline:
+        while (
+            self._heard(self._producer.flush, _FLUSH_S) and not self._failures and time.monotonic() < deadline
+        ):
             pass
         for error, topic in self._failures:
             if is_refusal(error):

@@ -19,8 +19,13 @@ __all__ = ["PostgresStore"]
 _EXPIRED_ROWS_MAX: Final = 1000
 #: The clock and not the start of the transaction, which may lie far back.
 _EXPIRY: Final = "clock_timestamp() + make_interval(secs => %s)"
+#: OFFSET 0 has each id looked up in the index. Without it the whole table is read for every batch, until the server
+#: has had time to count how large the table has become.
 _SEEN: Final = """\
-SELECT id FROM penstock_seen WHERE scope = %s AND id = ANY(%s::text[]) AND expires_at > clock_timestamp()"""
+SELECT asked.id FROM unnest(%s::text[]) AS asked (id) CROSS JOIN LATERAL (
+    SELECT FROM penstock_seen AS known
+    WHERE known.scope = %s AND known.id = asked.id AND known.expires_at > clock_timestamp() OFFSET 0
+) AS found"""
 _MARK: Final = f"""\
 INSERT INTO penstock_seen AS known (scope, id, expires_at)
 SELECT %s, id, {_EXPIRY} FROM unnest(%s::text[]) AS new (id)
@@ -59,7 +64,7 @@ class PostgresStore:
 
     def seen(self, scope: str, ids: Sequence[str]) -> set[str]:
         names = stored_ids(ids)
-        rows = self._database.ask(_SEEN, (stored(scope), list(names)))
+        rows = self._database.ask(_SEEN, (list(names), stored(scope)))
         return {names[name] for (name,) in rows}
 
     def mark(self, scope: str, ids: Sequence[str], ttl_s: float) -> None:

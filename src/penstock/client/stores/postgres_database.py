@@ -54,7 +54,8 @@ class PostgresDatabase:
         """The rows of one statement that may be repeated, in a transaction of its own."""
 
         def run(connection: Connection) -> list[Any]:
-            cursor = connection.execute(statement, parameters)
+            # Never prepared: a plan made while our table was empty would read all of it when it no longer is.
+            cursor = connection.execute(statement, parameters, prepare=False)
             return cursor.fetchall() if cursor.description else []
 
         with self.errors_told(), self._borrowed(run) as (_, rows):
