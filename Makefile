@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 DATA ?= data
 LISTEN ?= localhost:9092
 HTTP ?= localhost:9644
-WORKERS ?= 2
+# A third keeps two cores busy, since tests wait for time-outs and disks as long as they compute
+WORKERS ?= 3
 
 .PHONY: setup up serve test test-slow test-spark lint bench bench-spark bench-contracts fuzz chaos simulate clean
 
