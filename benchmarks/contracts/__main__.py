@@ -18,7 +18,7 @@ from rich.markup import escape
 from tests.servers import ServerMissing
 
 from benchmarks.brokers import Broker, PenstockBroker
-from benchmarks.contracts.contests import CONTESTS, SMOKE, Contest, Result, turns_of
+from benchmarks.contracts.contests import CONTESTS, SMOKE, Contest, Result, messages_of, turns_of
 from benchmarks.contracts.messages import Kind
 from benchmarks.contracts.metrics import verdicts
 from benchmarks.contracts.plot import save_plot
@@ -104,7 +104,8 @@ def _stage(options: argparse.Namespace, contests: list[Contest], broker: Broker,
     filled: dict[Kind, int] = {}
     for each in contests:
         if each.speed != PUBLISHED:
-            filled[each.kind] = max(filled.get(each.kind, 0), pace.count(each.speed, each.kind))
+            most = max(messages_of(pace, each, who) for who in each.contenders)
+            filled[each.kind] = max(filled.get(each.kind, 0), most)
     return Stage(broker=broker, cluster=connect(broker), folder=folder, pace=pace, filled=filled)
 
 

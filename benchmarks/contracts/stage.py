@@ -135,7 +135,9 @@ class Stage:
 
 
 def rates(spent: Mapping[str, float]) -> Metrics:
-    """Rates go by the clock, costs by what the client's process used, all its threads included."""
+    """Rates go by the clock, costs by what the client's process used, all its threads included. Raises TurnFailed."""
+    if not spent["count"]:
+        raise TurnFailed("it was over before anybody had looked at the clock")
     millions = spent["count"] / 1e6
     others_s = spent["machine_s"] - spent["client_s"] - spent["broker_s"]
     return {
