@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -385,6 +386,20 @@ def test_serve_greets_newcomers_with_commands_that_work(tmp_path: Path) -> None:
     finally:
         broker.send_signal(signal.SIGINT)
         broker.communicate(timeout=30)
+    assert broker.returncode == 0
+
+
+def test_serve_may_open_more_files_than_shells_allow(tmp_path: Path) -> None:
+    words = [*executable(), "serve", "--listen", "localhost:0", "--data-dir", str(tmp_path / "data")]
+    command = ["sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
+        try:
+            assert broker.stdout is not None
+            assert "listening on" in broker.stdout.readline()
+            allowed, most = resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)
+            assert allowed == most > 256
+        finally:
+            broker.terminate()
     assert broker.returncode == 0
 
 

@@ -8,6 +8,7 @@ from penstock.broker.settings import InvalidSetting, Settings
 from penstock.cli import loading
 from penstock.cli.failure import WRONG_USAGE, Failure, report
 from penstock.cli.flags import LIFELINE, WORKERS, settings_from
+from penstock.cli.open_files import raise_limit
 
 
 def start(flags: Mapping[str, Sequence[str]]) -> int:
@@ -15,6 +16,7 @@ def start(flags: Mapping[str, Sequence[str]]) -> int:
         settings = settings_from(flags, os.environ)
     except InvalidSetting as error:
         return report(Failure(str(error), exit_code=WRONG_USAGE))
+    raise_limit()
     if LIFELINE in flags:
         from penstock.cli.lifeline import stop_with_stdin
 
