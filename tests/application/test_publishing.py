@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
-from tests.application.apps import QUICK
+from tests.application.apps import QUICK, read_all, running
 from tests.waiting import eventually
 
 from penstock.client import NotPublished, Penstock
@@ -84,6 +84,37 @@ def test_one_that_no_broker_takes_is_told_so_among_the_others(app: Penstock, top
     futures += [app.publish_soon(topic, b"x") for _ in range(500)]
     assert isinstance(refused.exception(60), NotPublished)
     assert len({(future.result(60).partition, future.result().offset) for future in futures}) == 1000
+
+
+#: The library sends again what a leader has disowned, whatever it is told of retries.
+DISOWNED = pytest.mark.parametrize("error", ["not_leader_or_follower", "request_timed_out"])
+
+
+@DISOWNED
+def test_a_leader_that_loses_its_place_doubles_nothing(penstock: EmbeddedBroker, error: str) -> None:
+    penstock.create_topic("orders", partitions=1)
+    fault = penstock.faults.disown("produce", error, times=1)
+    with Penstock(penstock.bootstrap_servers, settings=QUICK) as app:
+        app.publish("orders", b"once")
+    assert fault.hits == 1
+    assert [record.value() for record in read_all(penstock.bootstrap_servers, "orders")] == [b"once"]
+
+
+@DISOWNED
+def test_nor_does_it_double_dead_letters_at_most_once(penstock: EmbeddedBroker, error: str) -> None:
+    penstock.create_topic("orders", partitions=1)
+    with Penstock(penstock.bootstrap_servers, settings=QUICK) as app:
+
+        @app.subscribe("orders", group="billing", delivery="at-most-once")
+        def bill(order: bytes) -> None:
+            raise ValueError(order)
+
+        app.publish("orders", b"once")
+        fault = penstock.faults.disown("produce", error, times=1)
+        with running(app, until=lambda: app.figures()["bill"].dead == 1):
+            pass
+    assert fault.hits == 1
+    assert [record.value() for record in read_all(penstock.bootstrap_servers, "orders.dlq")] == [b"once"]
 
 
 def test_another_producer_is_made_when_one_cannot_go_on(penstock: EmbeddedBroker) -> None:

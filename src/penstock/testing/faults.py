@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from penstock.broker.apis import APIS, Api
 from penstock.protocol.errors import ErrorCode
-from penstock.testing.requests import FaultyRequest, refuse, serve, serve_unheard
+from penstock.testing.requests import FaultyRequest, disown, refuse, serve, serve_unheard
 
 if TYPE_CHECKING:
     from penstock.broker.connection import Connection
@@ -121,6 +121,18 @@ class Faults:
         code = _error(error)
         return self._add(
             "fail", api, lambda _, request: refuse(request, code), times, when, f"with {code.name}"
+        )
+
+    def disown(
+        self, api: str, error: ErrorCode | str, *, times: int | None = None, when: When | None = None
+    ) -> Fault:
+        """The request is carried out, and answered with this error all the same.
+
+        So answers a leader that has written a batch and loses its place before the others have it.
+        """
+        code = _error(error)
+        return self._add(
+            "disown", api, lambda _, request: disown(request, code), times, when, f"with {code.name}"
         )
 
     def clear(self) -> None:

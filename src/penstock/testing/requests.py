@@ -110,6 +110,12 @@ def serve(request: FaultyRequest) -> None:
         request.connection.server.refuse(request.connection, str(error))
 
 
+def disown(request: FaultyRequest, error: ErrorCode) -> None:
+    """Carry it out, and answer with an error all the same."""
+    _serve_on(request, cast("Connection", _Silent(request.connection)))
+    refuse(request, error)
+
+
 def serve_unheard(request: FaultyRequest) -> None:
     """Carry it out; where its answer would be sent, the connection closes."""
     _serve_on(request, cast("Connection", _Unheard(request.connection)))
@@ -143,6 +149,16 @@ class _Unheard:
 
     def fulfil(self, slot: Slot, reply: Reply) -> None:
         self._connection.abort()
+
+
+class _Silent(_Unheard):
+    """The same, and the connection stays."""
+
+    def send(self, reply: Reply) -> None:
+        pass
+
+    def fulfil(self, slot: Slot, reply: Reply) -> None:
+        pass
 
 
 def refuse(request: FaultyRequest, error: ErrorCode) -> None:

@@ -70,6 +70,13 @@ def test_a_lost_answer_does_not_fool_an_idempotent_producer(penstock: EmbeddedBr
     assert _stored(penstock, topic) == [b"only one"]
 
 
+def test_what_was_done_can_be_disowned(penstock: EmbeddedBroker, topic: str) -> None:
+    fault = penstock.faults.disown("produce", "not_leader_or_follower", times=1)
+    confluent.publish(penstock.bootstrap_servers, topic, ONE, acks="all")
+    assert fault.hits == 1
+    assert _stored(penstock, topic) == [b"only one"] * 2
+
+
 async def test_an_answer_that_comes_later_can_be_lost_too(topic: str, penstock: EmbeddedBroker) -> None:
     penstock.faults.lose_answer("join_group", times=1)
     async with AIOKafkaConsumer(

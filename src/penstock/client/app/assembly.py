@@ -158,7 +158,7 @@ class _Assembly:
     def _post(self, letter: Letter) -> Any:
         if isinstance(self._contract, exactly.ExactlyOnce):
             return exactly.post_in_transaction(self._contract.publish, letter)
-        return self._resources.post(letter, may_retry=self._may_try_again)
+        return self._resources.post(letter)
 
     def _check(self, error: Exception) -> None:
         """Raises what is no fault of the message: it is read again when that has passed."""
@@ -242,7 +242,7 @@ class _Assembly:
 
     def _in_transactions(self) -> tuple[Contract, Any]:
         resources, sub = self._resources, self._sub
-        settings = producer_settings(resources.bootstrap, resources.name, resources.settings, may_retry=True)
+        settings = producer_settings(resources.bootstrap, resources.name, resources.settings)
         contract = exactly.ExactlyOnce(
             self._session, lambda: exactly.TransactionalPublisher(settings, sub.group)
         )

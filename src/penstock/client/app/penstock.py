@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import Any, Final, Self, TypeVar
 
 from penstock.client.app.consumption import Consumption
-from penstock.client.app.delivery import Delivery
 from penstock.client.app.exactly import Draft, drafts
 from penstock.client.app.figures import Figures
 from penstock.client.app.plain import PlainConsumer
@@ -36,7 +35,6 @@ _PUBLISH_S: Final = 300.0
 _LOOK_S: Final = 0.2
 _CLOSE_S: Final = 30.0
 _IN_TRANSACTION: Final = Published("", -1, -1)
-_MAY_RETRY: Final[dict[str, bool]] = {each: each is not Delivery.AT_MOST_ONCE for each in Delivery}
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -68,7 +66,6 @@ class Penstock:
         headers: Headers | None = None,
         partition: int | None = None,
         timestamp: datetime | None = None,
-        delivery: str = Delivery.AT_LEAST_ONCE,
     ) -> Published:
         """Returns when the brokers have it, with its place. None as a value is a tombstone.
 
@@ -77,7 +74,7 @@ class Penstock:
         """
         key, data, moment_ms = _as_bytes(key, value, timestamp)
         with self._resources.spans.publish(topic, header_list(headers), key=key) as told:
-            return self._send(topic, data, key, told, partition, moment_ms, delivery).result(_PUBLISH_S)
+            return self._send(topic, data, key, told, partition, moment_ms).result(_PUBLISH_S)
 
     def publish_soon(
         self,
@@ -88,12 +85,11 @@ class Penstock:
         headers: Headers | None = None,
         partition: int | None = None,
         timestamp: datetime | None = None,
-        delivery: str = Delivery.AT_LEAST_ONCE,
     ) -> Future[Published]:
         """Returns at once: many together make large batches. The future has the place, or raises NotPublished."""
         key, data, moment_ms = _as_bytes(key, value, timestamp)
         with self._resources.spans.publish(topic, header_list(headers), key=key) as told:
-            return self._send(topic, data, key, told, partition, moment_ms, delivery)
+            return self._send(topic, data, key, told, partition, moment_ms)
 
     async def apublish(self, topic: str, value: object, **more: Any) -> Published:
         """`publish` for coroutines."""
@@ -107,17 +103,13 @@ class Penstock:
         headers: list[Header],
         partition: int | None,
         timestamp_ms: int | None,
-        delivery: str,
     ) -> Future[Published]:
         """At once, or with the transaction of the handler that publishes it."""
         held = drafts.get()
         if held is not None:
             held.append(Draft(topic, value, key, headers, partition, timestamp_ms))
             return _in_transaction(topic)
-        may_retry = _MAY_RETRY.get(delivery)
-        if may_retry is None:
-            raise ApplicationError(f"delivery={delivery!r} is none of {', '.join(Delivery)}")
-        return self._resources.publisher(may_retry=may_retry).send(
+        return self._resources.publisher().send(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
 

@@ -360,10 +360,7 @@ def _letterbox(
         now_ms=now_ms,
         chance=Random(),
     )
-    may_retry = declared.delivery is not Delivery.AT_MOST_ONCE
-    return Letterbox(
-        failing, lambda letter: resources.post(letter, may_retry=may_retry), figures, waits=False
-    )
+    return Letterbox(failing, resources.post, figures, waits=False)
 
 
 def length_s(name: str, value: Duration) -> float:

@@ -39,27 +39,27 @@ class Resources:
         self.settings = settings
         self.spans = Spans(client=name)
         self._lock = threading.RLock()
-        self._publishers: dict[bool, Publisher] = {}
+        self._publisher: Publisher | None = None
         self._opened: dict[tuple[Any, str], Any] = {}
         self._figures: dict[int, Figures] = {}
 
-    def publisher(self, *, may_retry: bool = True) -> Publisher:
+    def publisher(self) -> Publisher:
         """Another one, where the one before is of no use any more."""
-        found = self._publishers.get(may_retry)
+        found = self._publisher
         if found is not None and not found.is_spent:
             return found
         with self._lock:
-            found = self._publishers.get(may_retry)
-            if found is None or found.is_spent:
-                settings = producer_settings(self.bootstrap, self.name, self.settings, may_retry=may_retry)
-                self._publishers[may_retry] = Publisher(settings)
-                if found is not None:
-                    # Elsewhere, since it tells others what became of their messages.
-                    threading.Thread(target=found.close, name="penstock-spent", daemon=True).start()
-            return self._publishers[may_retry]
+            found = self._publisher
+            if found is not None and not found.is_spent:
+                return found
+            self._publisher = Publisher(producer_settings(self.bootstrap, self.name, self.settings))
+            if found is not None:
+                # Elsewhere, since it tells others what became of their messages.
+                threading.Thread(target=found.close, name="penstock-spent", daemon=True).start()
+            return self._publisher
 
-    def post(self, letter: Letter, *, may_retry: bool) -> Future[Published]:
-        return self.publisher(may_retry=may_retry).send(
+    def post(self, letter: Letter) -> Future[Published]:
+        return self.publisher().send(
             letter.topic,
             letter.value,
             key=letter.key,
@@ -113,8 +113,8 @@ class Resources:
     def close(self, timeout_s: float) -> int:
         """How many messages were given up."""
         with self._lock:
-            left = sum(publisher.close(timeout_s) for publisher in self._publishers.values())
-            self._publishers.clear()
+            left = self._publisher.close(timeout_s) if self._publisher is not None else 0
+            self._publisher = None
             for opened in self._opened.values():
                 opened.close()
             self._opened.clear()

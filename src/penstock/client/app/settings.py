@@ -94,17 +94,14 @@ def common(bootstrap: str, name: str) -> Settings:
     return {"bootstrap.servers": bootstrap, "client.id": name, "logger": _LOGGER}
 
 
-def producer_settings(bootstrap: str, name: str, given: Settings, *, may_retry: bool) -> Settings:
-    """Without `may_retry` nothing is ever sent twice, and what the broker did not answer for may be lost."""
+def producer_settings(bootstrap: str, name: str, given: Settings) -> Settings:
+    """Idempotent, also at most once: without retries the library still sends again what a leader has disowned.
+
+    A leader that loses its place does that to batches which it has written, and the next one has.
+    """
     chosen = {key: value for key, value in given.items() if not key.startswith(_CONSUMER_ONLY)}
-    mode: Settings
-    if may_retry:
-        mode = {"enable.idempotence": True}
-    else:
-        mode = {"enable.idempotence": False, "message.send.max.retries": 0}
-        chosen = {key: value for key, value in chosen.items() if key not in ("retries", *mode)}
-    sent = {"partitioner": _PARTITIONER, "message.max.bytes": _BYTES_MAX}
-    return {**common(bootstrap, name), **sent, **mode, **chosen}
+    sent = {"partitioner": _PARTITIONER, "message.max.bytes": _BYTES_MAX, "enable.idempotence": True}
+    return {**common(bootstrap, name), **sent, **chosen}
 
 
 def consumer_settings(bootstrap: str, name: str, given: Settings, *, group: str) -> Settings:

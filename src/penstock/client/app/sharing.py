@@ -11,7 +11,6 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from queue import Empty, SimpleQueue
 from random import Random
 from typing import Any, Final
@@ -167,7 +166,7 @@ def _letterbox(sub: Subscription, resources: Resources, partitions: Any, figures
     failing = Failing(
         group=sub.group, handler=sub.name, backoff=None, partitions=partitions, now_ms=now_ms, chance=Random()
     )
-    return Letterbox(failing, partial(resources.post, may_retry=False), figures, waits=True)
+    return Letterbox(failing, resources.post, figures, waits=True)
 
 
 def _pool(sub: Subscription, resources: Resources, verdicts: Verdicts) -> Pool:

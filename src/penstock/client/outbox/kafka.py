@@ -47,7 +47,7 @@ def producer_of(settings: Settings, transactional_id: str) -> Any:
         "linger.ms": 0,
         **given,
     }
-    made = producer_settings(settings["bootstrap.servers"], transactional_id, ours, may_retry=True)
+    made = producer_settings(settings["bootstrap.servers"], transactional_id, ours)
     timeout_ms = {"message.timeout.ms": made["transaction.timeout.ms"]}
     return _made(Producer, {**timeout_ms, **made, "transactional.id": transactional_id})
 
