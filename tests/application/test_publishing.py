@@ -111,7 +111,8 @@ def test_nor_does_it_double_dead_letters_at_most_once(penstock: EmbeddedBroker, 
 
         app.publish("orders", b"once")
         fault = penstock.faults.disown("produce", error, times=1)
-        with running(app, until=lambda: app.figures()["bill"].dead == 1):
+        (figures,) = app.figures().values()
+        with running(app, until=lambda: figures.dead == 1):
             pass
     assert fault.hits == 1
     assert [record.value() for record in read_all(penstock.bootstrap_servers, "orders.dlq")] == [b"once"]
