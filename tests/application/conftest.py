@@ -1,10 +1,26 @@
-"""Real PostgreSQL and Redis servers: one of each for a process of tests, and in them a place for each test."""
+"""An application with a topic, and real PostgreSQL and Redis servers: one of each for a process of tests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.application.apps import QUICK
 from tests.servers import PostgresServer, RedisServer
+
+from penstock.client import Penstock
+
+
+@pytest.fixture
+def app(bootstrap: str) -> Iterator[Penstock]:
+    with Penstock(bootstrap, settings=QUICK) as made:
+        yield made
+
+
+@pytest.fixture
+def topic(app: Penstock, unique: Callable[[str], str]) -> str:
+    name = unique("orders")
+    app.create_topic(name, partitions=2)
+    return name
 
 
 @pytest.fixture(scope="session")

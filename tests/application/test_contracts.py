@@ -1,7 +1,7 @@
 """What each contract does with messages that are handled well, fail, or come again, on a real broker."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,6 @@ from penstock.protocol import letters
 class Order:
     id: int
     customer: str
-
-
-@pytest.fixture
-def app(bootstrap: str) -> Iterator[Penstock]:
-    with Penstock(bootstrap, settings=QUICK) as made:
-        yield made
-
-
-@pytest.fixture
-def topic(app: Penstock, unique: Callable[[str], str]) -> str:
-    name = unique("orders")
-    app.create_topic(name, partitions=2)
-    return name
 
 
 def fill(app: Penstock, topic: str, count: int) -> list[Any]:

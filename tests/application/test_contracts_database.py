@@ -1,7 +1,7 @@
 """Contracts that keep something in a database: SQLite, PostgreSQL and Redis, each a real one."""
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,6 @@ from penstock.client import ApplicationError, Backoff, Message, Penstock
 from penstock.client.letters import dead_letter_topic
 from penstock.client.stores import StoreUnavailable, open_store
 from penstock.protocol import letters
-
-
-@pytest.fixture
-def app(bootstrap: str) -> Iterator[Penstock]:
-    with Penstock(bootstrap, settings=QUICK) as made:
-        yield made
-
-
-@pytest.fixture
-def topic(app: Penstock, unique: Callable[[str], str]) -> str:
-    name = unique("orders")
-    app.create_topic(name, partitions=2)
-    return name
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

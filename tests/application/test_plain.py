@@ -3,13 +3,13 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.application.apps import QUICK, committed, header, read_all
+from tests.application.apps import committed, header, read_all
 from tests.waiting import eventually, eventually_async
 
 from penstock.client import (
@@ -32,12 +32,6 @@ from penstock.protocol import letters
 @dataclass
 class Order:
     id: int
-
-
-@pytest.fixture
-def app(bootstrap: str) -> Iterator[Penstock]:
-    with Penstock(bootstrap, settings=QUICK) as made:
-        yield made
 
 
 @pytest.fixture

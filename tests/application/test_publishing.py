@@ -2,7 +2,6 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
@@ -14,19 +13,6 @@ from penstock.client.app.publishing import Published
 from penstock.testing import EmbeddedBroker
 
 MANY = 5_000
-
-
-@pytest.fixture
-def app(bootstrap: str) -> Iterator[Penstock]:
-    with Penstock(bootstrap, settings=QUICK) as made:
-        yield made
-
-
-@pytest.fixture
-def topic(app: Penstock, unique: Callable[[str], str]) -> str:
-    name = unique("orders")
-    app.create_topic(name, partitions=2)
-    return name
 
 
 @pytest.mark.timeout(60)

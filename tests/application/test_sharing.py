@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,19 +53,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     process = BrokerProcess(tmp_path_factory.mktemp("share") / "data", SETTINGS).start()
     yield process
     assert process.stop() == 0, f"the broker did not end cleanly:\n{''.join(process.output)}"
-
-
-@pytest.fixture
-def app(bootstrap: str) -> Iterator[Penstock]:
-    with Penstock(bootstrap, settings=QUICK) as made:
-        yield made
-
-
-@pytest.fixture
-def topic(app: Penstock, unique: Callable[[str], str]) -> str:
-    name = unique("jobs")
-    app.create_topic(name, partitions=2)
-    return name
 
 
 def fill(app: Penstock, topic: str, count: int, first: int = 0) -> None:
