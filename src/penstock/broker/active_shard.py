@@ -168,8 +168,7 @@ class ActiveShard(Generic[ShardT]):
             self._timer.cancel()
             self._timer = None
         for token in tuple(self._tokens):
-            if not token.done():
-                token.set_exception(ApiError(code))
+            _refuse(token, ApiError(code))
 
     def _stalled(self) -> None:
         logger.warning("nothing is committed; sending %d requests away: %r", len(self._tokens), self)
@@ -196,14 +195,15 @@ class ActiveShard(Generic[ShardT]):
             self._fail(_coordinator_error(error.code))
         except Exception:
             logger.exception("discarding a shard after a failed operation")
-            if token is not None and not token.done():
-                token.set_exception(ApiError(ErrorCode.unknown_server_error))
+            if token is not None:
+                _refuse(token, ApiError(ErrorCode.unknown_server_error))
             self._fail(ErrorCode.not_coordinator)
         else:
             if refusal is None:
                 self._release_later(work.replies)
             else:
-                _refuse(work.replies, refusal)
+                for refused, _ in work.replies:
+                    _refuse(refused, refusal)
             if not self.is_closed:
                 self._set_timer()
 
@@ -307,10 +307,11 @@ class ActiveShard(Generic[ShardT]):
             self.shard.clock_moved(moved_ms)
 
 
-def _refuse(replies: Iterable[tuple[Token, object]], error: ApiError) -> None:
-    for token, _ in replies:
-        if not token.done():
-            token.set_exception(error)
+def _refuse(token: Token, error: ApiError) -> None:
+    if not token.done():
+        token.set_exception(error)
+        # Marks it as retrieved: a task that is cancelled before it sees the answer must not make asyncio complain.
+        token.exception()
 
 
 def _coordinator_error(code: ErrorCode) -> ErrorCode:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -532,3 +533,24 @@ async def test_slow_commits_are_no_stall_while_they_come(log: Log) -> None:
         bench.disk.commit()
         assert await write == min(number, 1)
     bench.runtime.close()
+
+
+async def test_a_waiter_that_is_cancelled_after_the_shard_closed_leaves_no_complaint(bench: Bench) -> None:
+    """As at SIGTERM: coordinators close, and then the tasks that wait for them are cancelled."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+
+    async def wait() -> None:
+        active = await bench.runtime.active(0)
+        await asyncio.wait((active.submit(lambda shard, token: shard.park(token)),))
+
+    waiting = bench.begin(wait())
+    await settle()
+    bench.runtime.close()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    bench.shard.parked.clear()
+    del waiting
+    await settle()  # the loop lets go of what it has called
+    gc.collect()
+    assert complaints == []
