@@ -54,6 +54,9 @@ class Runner:
     def __init__(self, events: list[Any]) -> None:
         self._events = events
 
+    def check(self) -> None:
+        pass
+
     def pending(self) -> list[Raw]:
         return []
 

@@ -36,7 +36,7 @@ class Consumption:
         self._machine: Machine | None = None
         self._chance = Random()
         self.figures = resources.figures_of(subscription)
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.is_ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-{subscription.group}", daemon=True)
 
@@ -74,6 +74,10 @@ class Consumption:
             except Exception as error:
                 self.error = error
                 _LOG.exception("%s has ended", self.subscription.name)
+                return
+            except BaseException as error:
+                self.error = error
+                _LOG.error("%s raised %r, which ends the application", self.subscription.name, error)
                 return
             self._stopping.wait(_RESTS.delay_ms(attempt, self._chance) / 1000)
 

@@ -84,6 +84,7 @@ class AtLeastOnce:
 
     def _commit(self, *, wait: bool) -> None:
         session = self._session
+        session.runner.check()
         # In this order: what is pending now may be done by the time its position would be asked for.
         positions = session.membership.positions(session.runner.pending())
         self._settle()
@@ -182,7 +183,16 @@ class AtMostOnce:
 
     def tick(self) -> None:
         """Raises what made it impossible to go on in a lane."""
-        self._session.runner.pending()
+        runner = self._session.runner
+        try:
+            runner.check()
+        except Exception:
+            raise
+        except BaseException:
+            # The application ends, and nobody else handles what is in the lanes.
+            rest, _ = runner.interrupt(HAND_OVER_S)
+            self._session.figures.dropped += len(rest) + len(runner.pending())
+            raise
 
     def stop(self) -> None:
         """What is in hand is committed: nobody else would handle it."""

@@ -113,6 +113,7 @@ class EffectivelyOnce(AtLeastOnce):
 
     def _new(self, batch: Sequence[Any]) -> list[Any]:
         """Without those that are marked, in the lanes, or twice in this batch."""
+        self._session.runner.check()
         ids = [id_of(raw) for raw in batch]
         known = self._marks.seen(ids)
         in_hand = {id_of(raw): raw for raw in self._session.runner.pending()}

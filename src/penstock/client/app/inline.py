@@ -31,6 +31,9 @@ class Runner(Protocol):
     def run(self, batch: Sequence[Any], arrived: Callable[[], None] = ...) -> None:
         """Handle them, or see to it that they are handled; `arrived` is called once they are known to be pending."""
 
+    def check(self) -> None:
+        """Raises what made it impossible to go on, and what a handler raised to end the application."""
+
     def pending(self) -> list[Any]:
         """Taken and not handled yet."""
 
@@ -94,6 +97,9 @@ class _Sequential:
     def _leave(self, raws: list[Any]) -> None:
         """The application ends before these were tried."""
         self._left.extend(raws)
+
+    def check(self) -> None:
+        """What hinders it is raised by `run`."""
 
     def pending(self) -> list[Any]:
         return list(self._left)

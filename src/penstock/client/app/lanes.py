@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from queue import SimpleQueue
 from typing import Any, Final
@@ -38,7 +39,7 @@ class _Lanes:
         self._reached: dict[Place, int] = {}
         #: Not tried, because the application ends.
         self._left: set[int] = set()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         #: How many wait for a change, and for half of the room; nobody is woken for anything else.
@@ -48,6 +49,7 @@ class _Lanes:
         self._turn = 0
 
     def run(self, batch: Sequence[Any], arrived: Callable[[], None] = nobody_waits) -> None:
+        self.check()
         lanes: list[list[int]] = [[] for _ in range(self._lanes)]
         with self._changed:
             for raw in batch:
@@ -70,14 +72,22 @@ class _Lanes:
         raise NotImplementedError
 
     def _begin(self, number: int) -> Any | None:
-        """None for what was taken back meanwhile."""
+        """None for what was taken back meanwhile, and once a handler has ended the application."""
         with self._changed:
             raw = self._open.get(number)
+            if raw is not None and self._is_ending():
+                self._left.add(number)
+                self._tell()
+                return None
             if raw is not None:
                 self._begun.add(number)
                 place = place_of(raw)
                 self._reached[place] = max(self._reached.get(place, -1), raw.offset())
             return raw
+
+    def _is_ending(self) -> bool:
+        """A handler raised SystemExit or its like, which is no failure of a message."""
+        return self._error is not None and not isinstance(self._error, Exception)
 
     def _end(self, number: int, *, well: bool) -> None:
         with self._changed:
@@ -107,22 +117,24 @@ class _Lanes:
     def _fail(self, number: int, raw: Any, error: Exception) -> None:
         try:
             self._failed(raw, error)
-        except Exception as flaw:
+        except BaseException as flaw:
             self._leave(number, flaw)
         else:
             self._end(number, well=False)
 
-    def _leave(self, number: int, error: Exception | None = None) -> None:
+    def _leave(self, number: int, error: BaseException | None = None) -> None:
         with self._changed:
             self._left.add(number)
             self._error = self._error or error
             self._tell()
 
-    def pending(self) -> list[Any]:
-        """Raises what made it impossible to go on."""
+    def check(self) -> None:
         with self._changed:
             if self._error is not None:
                 raise self._error
+
+    def pending(self) -> list[Any]:
+        with self._changed:
             return list(self._open.values())
 
     @property
@@ -165,7 +177,7 @@ class _Lanes:
     def drain(self) -> None:
         with self._changed:
             self._wait_for(lambda: self._open.keys() <= self._left)
-        self.pending()
+        self.check()
 
     def forget(self) -> None:
         with self._changed:
@@ -207,6 +219,8 @@ class ThreadLanes(_Lanes):
             self._leave(number)
         except Exception as error:
             self._fail(number, raw, error)
+        except BaseException as error:
+            self._leave(number, error)
         else:
             self._end(number, well=True)
 
@@ -232,14 +246,26 @@ class AsyncLanes(_Lanes):
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._all())
-        self._loop.close()
+        try:
+            self._loop.run_until_complete(self._all())
+        except BaseException as error:  # of a task that a handler has made
+            with self._changed:
+                self._left.update(self._open)
+                self._error = self._error or error
+                self._tell()
+        finally:
+            self._loop.close()
 
     async def _all(self) -> None:
         await asyncio.gather(*(self._work(queue) for queue in self._queues))
 
     def _put(self, lane: int, numbers: list[int]) -> None:
-        self._loop.call_soon_threadsafe(self._queues[lane].put_nowait, numbers)
+        try:
+            self._loop.call_soon_threadsafe(self._queues[lane].put_nowait, numbers)
+        except RuntimeError:  # the loop has ended, and `check` tells why
+            with self._changed:
+                self._left.update(numbers)
+                self._tell()
 
     async def _work(self, queue: asyncio.Queue[list[int] | None]) -> None:
         while (numbers := await queue.get()) is not None:
@@ -256,10 +282,13 @@ class AsyncLanes(_Lanes):
         except Exception as error:
             # The letter is on its way to a broker, which other tasks need not wait for.
             await self._loop.run_in_executor(None, self._fail, number, raw, error)
+        except BaseException as error:
+            self._leave(number, error)
         else:
             self._end(number, well=True)
 
     def close(self) -> None:
-        for queue in self._queues:
-            self._loop.call_soon_threadsafe(queue.put_nowait, None)
+        with suppress(RuntimeError):  # the loop has ended
+            for queue in self._queues:
+                self._loop.call_soon_threadsafe(queue.put_nowait, None)
         self._thread.join(_CLOSE_S)

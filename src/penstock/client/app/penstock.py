@@ -152,7 +152,9 @@ class Penstock:
     def run(self) -> None:
         """Until SIGTERM, SIGINT or `stop`: then what is in hand is finished and committed.
 
-        Raises what ended a subscription, where one has ended by itself.
+        Raises what ended a subscription, where one has ended by itself. A handler that raises SystemExit,
+        KeyboardInterrupt or the like ends the application: its message counts as not handled, and the exit code
+        is never 0.
         """
         with _signals(self.stop):
             self.start()
@@ -204,7 +206,7 @@ class Penstock:
             each.join()
         errors = [each.error for each in running if each.error is not None]
         if errors:
-            raise errors[0]
+            raise _ending(errors[0])
 
     # -- topics and the end --------------------------------------------------------------------------
 
@@ -244,6 +246,15 @@ class Penstock:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _ending(error: BaseException) -> BaseException:
+    """What a handler raised to end the process ends it, but never as if all were well."""
+    if isinstance(error, SystemExit) and not error.code:
+        failed = SystemExit(1)
+        failed.__cause__ = error
+        return failed
+    return error
 
 
 def _in_transaction(topic: str) -> Future[Published]:

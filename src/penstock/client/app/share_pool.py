@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
+from penstock.client.app.share_member import RELEASE
+
 __all__ = ["Job", "Pool", "TaskPool", "ThreadPool"]
 
 _CLOSE_S: Final = 30.0
@@ -27,6 +29,8 @@ class Job:
 
 
 class Pool(Protocol):
+    error: BaseException | None
+
     def add(self, job: Job) -> None: ...
 
     def withdraw(self, job: Job) -> bool:
@@ -42,6 +46,8 @@ class _Pool:
     def __init__(self, in_flight_max: int) -> None:
         self._in_flight_max = in_flight_max
         self._unfinished = 0
+        #: What a handler raised to end the application.
+        self.error: BaseException | None = None
         self._changed = threading.Condition()
 
     def add(self, job: Job) -> None:
@@ -64,6 +70,11 @@ class _Pool:
         with self._changed:
             job.is_begun = not job.is_withdrawn
             return job.is_begun
+
+    def _give_up(self, job: Job, error: BaseException) -> None:
+        """Somebody else may have the message."""
+        self.error = self.error or error
+        self._end(job, RELEASE)
 
     def _end(self, job: Job, outcome: int) -> None:
         with self._changed:
@@ -97,7 +108,12 @@ class ThreadPool(_Pool):
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             if self._begin(job):
-                self._end(job, self._judge(job))
+                try:
+                    outcome = self._judge(job)
+                except BaseException as error:
+                    self._give_up(job, error)
+                else:
+                    self._end(job, outcome)
 
     def close(self) -> None:
         for _ in self._threads:
@@ -130,7 +146,12 @@ class TaskPool(_Pool):
     async def _work(self) -> None:
         while (job := await self._queue.get()) is not None:
             if self._begin(job):
-                self._end(job, await self._judge(job))
+                try:
+                    outcome = await self._judge(job)
+                except BaseException as error:
+                    self._give_up(job, error)
+                else:
+                    self._end(job, outcome)
 
     def _put(self, job: Job | None) -> None:
         self._loop.call_soon_threadsafe(self._queue.put_nowait, job)

@@ -63,12 +63,15 @@ class Sharing(Consumption):
                 server.start()
             self.is_ready.set()
             while not self._stopping.wait(_LOOK_S) and all(server.is_alive() for server in servers):
-                pass
+                if pool.error is not None:
+                    break
         finally:
             halt.set()
             for server in servers:
                 server.join()
             pool.close()
+        if pool.error is not None:
+            raise pool.error
         for server in servers:
             if server.error is not None:
                 raise server.error
@@ -108,7 +111,7 @@ class _Server(threading.Thread):
     def _serve(self, member: ShareMember) -> None:
         attempt = 0
         try:
-            while not self._halt.is_set():
+            while not self._is_ending():
                 try:
                     self._round(member)
                     attempt = 0
@@ -120,6 +123,10 @@ class _Server(threading.Thread):
                     self._halt.wait(_RESTS.delay_ms(attempt, self._chance) / 1000)
         finally:
             member.close()
+
+    def _is_ending(self) -> bool:
+        """Also once a handler has ended the application: what it gave back must not come here again."""
+        return self._halt.is_set() or self._pool.error is not None
 
     def _round(self, member: ShareMember) -> None:
         if not self._pool.await_room(_TAKE_S):
@@ -141,7 +148,7 @@ class _Server(threading.Thread):
             try:
                 job, outcome = reports.get(timeout=max(self._sub.commit_every_s, 0.01))
             except Empty:
-                if self._halt.is_set() and not self._at_most_once:
+                if self._is_ending() and not self._at_most_once:
                     # What could begin has begun; the rest has no answer when the member leaves, and is for others.
                     left = [job for job in left if not self._pool.withdraw(job)]
             else:
