@@ -170,5 +170,19 @@ class Histories(RuleBasedStateMachine):
             settle(self.world)
 
 
+def test_a_member_that_missed_a_revocation_keeps_what_it_may_still_take() -> None:
+    """It was assigned both partitions, took neither, and misses two replies: the first one revokes one of them."""
+    history = Histories()
+    history.begin(t=0, u=2, assignor=("uniform",), interval_ms=0)
+    history.comes(("t", "u"), 0, "")
+    history.commits(0)
+    history.comes(("t", "u"), 0, "")
+    history.beats(0, "reply", full=False, adopts=False)
+    history.old_one_comes(("t",), 0, cooperative=False, lost="")
+    history.beats(0, "reply", full=False, adopts=False)
+    history.all_go_on()
+    history.teardown()
+
+
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

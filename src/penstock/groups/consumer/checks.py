@@ -4,7 +4,7 @@ from penstock.groups.classic_kind import Classic
 from penstock.groups.consumer.messages import ConsumerHeartbeat
 from penstock.groups.consumer.regex import compiled
 from penstock.groups.consumer.state import GroupState
-from penstock.groups.consumer.values import AWAY, JOINING, LEFT, Assignment, Member, is_within
+from penstock.groups.consumer.values import AWAY, JOINING, LEFT, Assignment, Member, is_within, union
 from penstock.groups.records import can_store
 from penstock.groups.settings import GroupSettings
 from penstock.groups.work import Step
@@ -66,11 +66,12 @@ def check_room(group: GroupState | Classic, has_place: bool, step: Step) -> None
 
 
 def check_epoch(member: Member, epoch: int, owned: Assignment | None) -> None:
-    """One epoch behind is a member that did not hear of the last one: it is told again, if it has nothing beyond it."""
+    """A member one epoch behind missed the last reply: it gets it again, if it owns nothing that is not its own."""
     current = member.current
     if epoch in (JOINING, current.epoch):
         return
-    is_retry = epoch == current.previous_epoch and owned is not None and is_within(owned, current.assigned)
+    has_own = owned is not None and is_within(owned, union(current.assigned, current.revoking))
+    is_retry = epoch == current.previous_epoch and has_own
     if epoch > current.epoch or not is_retry:
         than = "greater" if epoch > current.epoch else "smaller"
         message = (

@@ -14,7 +14,7 @@ from penstock.groups.consumer.migration import upgraded
 from penstock.groups.consumer.progress import advance, replace_static
 from penstock.groups.consumer.state import GroupState
 from penstock.groups.consumer.target import target_due_in_ms
-from penstock.groups.consumer.values import AWAY, JOINING, Member, Subscription
+from penstock.groups.consumer.values import AWAY, JOINING, Assignment, Member, Subscription
 from penstock.groups.shard import GroupShard
 from penstock.groups.work import Step, Token, Work
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -68,17 +68,19 @@ def _beat(draft: Draft, request: ConsumerHeartbeat) -> ConsumerHeartbeatReply:
     member = _sender(draft, request)
     before = member.current
     subscription = _subscription(member.subscription, request)
+    is_retry = request.member_epoch not in (JOINING, before.epoch)
     member = advance(
         draft,
         member,
         subscription,
-        request.owned,
+        # A member that missed the last reply may own nothing of what it is to revoke, and be about to take it.
+        None if is_retry else _owned(draft.state, member, request),
         holds_nothing_else=request.member_epoch == JOINING,
         target_interval_ms=request.assignment_interval_ms,
     )
+    if request.owned is not None:
+        draft.state.reported[member.member_id] = request.owned
     expect_heartbeat(draft.step, draft.group_id, member, request.session_timeout_ms)
-    # Who is an epoch behind has not heard the last reply.
-    is_retry = request.member_epoch != before.epoch
     is_told = is_retry or _wants_all(request) or before.assigned != member.current.assigned
     return ConsumerHeartbeatReply(
         member_id=member.member_id,
@@ -86,6 +88,14 @@ def _beat(draft: Draft, request: ConsumerHeartbeat) -> ConsumerHeartbeatReply:
         heartbeat_interval_ms=_next_beat_in_ms(draft, request),
         assigned=member.current.assigned if is_told else None,
     )
+
+
+def _owned(state: GroupState, member: Member, request: ConsumerHeartbeat) -> Assignment | None:
+    """A member that already owns just what it is assigned has nothing to revoke, and reports no change."""
+    if request.owned is not None:
+        return request.owned
+    reported = state.reported.get(member.member_id)
+    return reported if reported == member.current.assigned else None
 
 
 def _next_beat_in_ms(draft: Draft, request: ConsumerHeartbeat) -> int:

@@ -4,8 +4,10 @@ A member first lets go of what it must not keep, and says so; then it is given t
 partitions that nobody holds; the others follow as they are let go of. A partition is never told to a member while
 another one holds it.
 
-Kafka takes a member's word that it does not have what it was told a moment ago. A member may say so while it is about
-to take it, so here it has to be told first that it must not, and to confirm after that.
+Kafka takes a member's word that it does not own what it was assigned a moment ago. A member may say so while it is
+about to take it, so here it is first told to revoke it, in an epoch of its own, and confirms that in this epoch.
+Kafka revokes in the member's old epoch; then a member that missed the reply and has not yet taken its assignment looks
+like one that has revoked it.
 """
 
 from penstock.groups.consumer.state import GroupState
@@ -28,22 +30,15 @@ def reconcile(
     *,
     holds_nothing_else: bool,
 ) -> Current:
-    """`owned` is what the member says it has; None when it says nothing.
+    """`owned` is what the member says it has, knowing its current epoch; None when it says nothing.
 
     `holds_nothing_else` is true where that is a promise too: it joins, and will take nothing that it was told before.
     """
-    current, target_epoch = member.current, state.target_epoch
-    match current.phase:
-        case Phase.STABLE:
-            if current.epoch == target_epoch:
-                return current
-            epoch = current.epoch
-        case Phase.UNREVOKED:
-            if owned is None or overlap(owned, current.revoking):
-                return current
-            epoch = current.epoch + 1
-        case Phase.UNRELEASED:
-            epoch = current.epoch
+    current = member.current
+    if current.is_settled(state.target_epoch):
+        return current
+    if current.phase is Phase.UNREVOKED and (owned is None or overlap(owned, current.revoking)):
+        return current
     kept = {
         topic_id: partitions & target.get(topic_id, frozenset())
         for topic_id, partitions in current.assigned.items()
@@ -51,7 +46,7 @@ def reconcile(
     kept = {topic_id: partitions for topic_id, partitions in kept.items() if partitions}
     revoking = without(current.assigned, kept)
     if revoking and not (holds_nothing_else and owned is not None and not overlap(owned, revoking)):
-        return current.moved(epoch, Phase.UNREVOKED, kept, revoking)
+        return current.moved(current.epoch + 1, Phase.UNREVOKED, kept, revoking)
     return _advance(state, member, kept, target)
 
 

@@ -29,6 +29,7 @@ class GroupState:
         "metadata_hash",
         "owners",
         "regexes",
+        "reported",
         "static_ids",
         "target_epoch",
         "target_timestamp_ms",
@@ -48,6 +49,8 @@ class GroupState:
         self.owners: dict[UUID, dict[int, str]] = {}
         self.regexes: dict[str, Resolved] = {}
         self._subscribed: frozenset[str] | None = None
+        #: What members last said they own; not stored, and nothing is decided here that needs it to be complete.
+        self.reported: dict[str, Assignment] = {}
         #: As of when topics were last looked at; not stored, so who loads the group looks again.
         self.topics_version: int | None = None
 
@@ -65,6 +68,7 @@ class GroupState:
         copy.targets, copy.regexes = dict(self.targets), dict(self.regexes)
         copy.owners = {topic_id: dict(owners) for topic_id, owners in self.owners.items()}
         copy._subscribed, copy.topics_version = self._subscribed, self.topics_version
+        copy.reported = self.reported
         return copy
 
     # What it is
@@ -156,6 +160,7 @@ class GroupState:
         if subscription is None:
             self._release(member_id)
             self.members.pop(member_id, None)
+            self.reported.pop(member_id, None)
             return
         self.members[member_id] = (old or Member(member_id))._replace(subscription=subscription)
         if subscription.instance_id is not None:
