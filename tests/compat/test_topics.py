@@ -2,7 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicP
 from confluent_kafka.admin import AdminClient
 from kafka import KafkaConsumer
 from kafka.admin import ConfigResource
+from tests.brokers import BrokerProcess, external_bootstrap
 from tests.compat import aio, confluent, kafka_python
 from tests.compat.message import CODECS, Message, numbered, values
 from tests.waiting import eventually
@@ -18,6 +20,7 @@ from tests.waiting import eventually
 CLIENTS: dict[str, ModuleType] = {"confluent": confluent, "kafka-python": kafka_python, "aiokafka": aio}
 SEGMENT_BYTES = 1 << 20
 HOUR_MS = 3_600_000
+NO_ID = uuid.UUID(int=0)
 
 COMPACTED = {
     "cleanup.policy": "compact",
@@ -114,20 +117,57 @@ def test_a_topic_starts_afresh_under_its_old_name(
         assert values(client.read(bootstrap, topic, 1, partitions=2)) == [b"new"]
 
 
+@pytest.fixture(scope="module")
+def without_auto_creation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a broker that creates a topic only when CreateTopics asks for it."""
+    if external_bootstrap():
+        pytest.skip("needs a broker without auto-creation; PENSTOCK_TEST_BOOTSTRAP names another")
+    folder = tmp_path_factory.mktemp("without-auto-creation")
+    broker = BrokerProcess(folder / "data", {"auto.create.topics.enable": "false"}).start()
+    yield broker.bootstrap_servers
+    broker.stop()
+
+
 def test_open_clients_find_the_topic_born_again(
-    bootstrap: str, admin: AdminClient, topic: str, group: str, closing: contextlib.ExitStack
+    without_auto_creation: str, unique: Callable[[str], str], group: str, closing: contextlib.ExitStack
 ) -> None:
+    bootstrap, topic = without_auto_creation, unique("topic")
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    confluent.create_topic(admin, topic)
+    producer, consumer = _open_clients(bootstrap, topic, group, closing)
+    admin.delete_topics([topic])[topic].result(20)
+    eventually(lambda: topic not in admin.list_topics(timeout=10).topics)
+    confluent.create_topic(admin, topic)
+    eventually(lambda: _published(producer, topic))
+    eventually(lambda: _polled(consumer) == b"reborn")
+
+
+def test_an_open_producer_has_the_topic_created_again(
+    bootstrap: str,
+    admin: AdminClient,
+    python_admin: Any,
+    topic: str,
+    group: str,
+    closing: contextlib.ExitStack,
+) -> None:
+    """librdkafka's producers ask for auto-creation whenever they refresh what they know of a topic."""
+    producer, consumer = _open_clients(bootstrap, topic, group, closing)
+    old_id = python_admin.describe_topics([topic])[0]["topic_id"]
+    admin.delete_topics([topic])[topic].result(20)
+    eventually(lambda: python_admin.describe_topics([topic])[0].get("topic_id") not in (None, NO_ID, old_id))
+    eventually(lambda: _published(producer, topic))
+    eventually(lambda: _polled(consumer) == b"reborn")
+
+
+def _open_clients(bootstrap: str, topic: str, group: str, closing: contextlib.ExitStack) -> tuple[Any, Any]:
+    """A producer and a member of a group, both of which have used the topic."""
     producer = confluent.producer(bootstrap, topic_metadata_refresh_interval_ms=200)
     confluent.publish_on(producer, topic, numbered(5))
     consumer = confluent.consumer(bootstrap, group, topic_metadata_refresh_interval_ms=200)
     closing.callback(consumer.close)
     consumer.subscribe([topic])
     confluent.take(consumer, 5)
-    admin.delete_topics([topic])[topic].result(20)
-    eventually(lambda: topic not in admin.list_topics(timeout=10).topics)
-    confluent.create_topic(admin, topic)
-    eventually(lambda: _published(producer, topic))
-    eventually(lambda: _polled(consumer) == b"reborn")
+    return producer, consumer
 
 
 def _published(producer: Any, topic: str) -> bool:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from penstock.broker.share.table import SharePartitions
     from penstock.broker.share.upkeep import ShareUpkeep
     from penstock.broker.share_state.coordinator import ShareStateCoordinator
+    from penstock.broker.topic_creation import AutoCreation
     from penstock.broker.transactions.coordinator import TransactionCoordinator
     from penstock.log.log import Log
 
@@ -346,6 +347,12 @@ class Node:
         from penstock.broker.group_settings import GroupConfigs
 
         return GroupConfigs(self)
+
+    @cached_property
+    def auto_creation(self) -> AutoCreation:
+        from penstock.broker.topic_creation import AutoCreation
+
+        return AutoCreation(self)
 
     @cached_property
     def isr(self) -> IsrChanges:

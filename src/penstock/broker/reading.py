@@ -107,8 +107,8 @@ class Reads:
             self._check_replica(partition, wanted)
         log = partition.log
         if wanted.last_fetched_epoch >= 0 and (diverging := _divergence(partition, wanted)) is not None:
-            high = partition.high.offset
-            return Read(PartitionData(key[1], _OK, high, high, log.start_offset, diverging_epoch=diverging))
+            high, stable = partition.high.offset, partition.last_stable_offset
+            return Read(PartitionData(key[1], _OK, high, stable, log.start_offset, diverging_epoch=diverging))
         if not log.start_offset <= wanted.offset <= log.end_offset:
             raise ApiError(ErrorCode.offset_out_of_range)
         if self._replica_id > NO_REPLICA:
@@ -119,8 +119,12 @@ class Reads:
         self, key: Key, wanted: Wanted, partition: Partition, bytes_left: int, is_first: bool
     ) -> Read:
         high = partition.high.offset
-        upto = partition.last_stable if self.is_read_committed else partition.high
-        stable = upto.offset if self.is_read_committed else high
+        if self.is_read_committed:
+            upto = partition.last_stable
+            stable = upto.offset
+        else:
+            upto = partition.high
+            stable = partition.last_stable_offset
         if self._replica_id > NO_REPLICA:
             upto = partition.log.end
         records: BytesLike = b""
@@ -201,8 +205,8 @@ class Reads:
             self._node.partitions.unreadable(found, error)
         if found is None or error.code is not ErrorCode.offset_out_of_range:
             return PartitionData(key[1], error.code.value, current_leader=self._leader(key, error.code))
-        high = found.high.offset
-        return PartitionData(key[1], error.code.value, high, high, found.log.start_offset)
+        high, stable = found.high.offset, found.last_stable_offset
+        return PartitionData(key[1], error.code.value, high, stable, found.log.start_offset)
 
     def _leader(self, key: Key, error: ErrorCode) -> tuple[int, int] | None:
         if self.hints is None:

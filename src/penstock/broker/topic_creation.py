@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -15,13 +16,50 @@ from penstock.cluster.controller.create_topics import (
     TopicRules,
     create_topics,
 )
+from penstock.cluster.names import CLUSTER_METADATA, is_internal
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
 
+logger = logging.getLogger("penstock.topics")
+
 CREATE_TOPICS: Final = 19
+#: Names that are being created at once because clients asked for them; who asks for more asks again.
+_AUTO_CREATED_AT_ONCE_MAX: Final = 10_000
 _CHANCE = Chance(draw=random.randrange, fresh_id=uuid4)
+
+
+class AutoCreation:
+    """Topics that clients ask about and that do not exist: created in the background, each once at a time."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._in_flight: set[str] = set()
+
+    def begin(self, names: Iterable[str]) -> None:
+        room = _AUTO_CREATED_AT_ONCE_MAX - len(self._in_flight)
+        wanted = [
+            name
+            for name in names
+            if not (name in self._in_flight or is_internal(name) or name == CLUSTER_METADATA)
+        ][:room]
+        if wanted:
+            self._in_flight.update(wanted)
+            self._node.spawn(self._create(wanted))
+
+    async def _create(self, names: list[str]) -> None:
+        try:
+            results = await create_topics_in_cluster(self._node, [NewTopic(name=name) for name in names])
+        except ApiError as error:
+            logger.info("topics not created", extra={"topics": names, "reason": str(error)})
+        else:
+            for result in results:
+                if result.error not in (ErrorCode.none, ErrorCode.topic_already_exists):
+                    reason = result.message or result.error.name
+                    logger.warning("topic not created", extra={"topic": result.name, "reason": reason})
+        finally:
+            self._in_flight.difference_update(names)
 
 
 async def create_topics_in_cluster(

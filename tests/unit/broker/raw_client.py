@@ -108,6 +108,12 @@ class Client:
         self.writer.write(frame)
         return (await self.reply())[1]
 
+    async def create(self, topic: str) -> None:
+        """As clients do that rely on auto-creation: ask for it until it is there."""
+        read = entity_reader(load_response_schema(METADATA, 4))
+        while read(await self.ask(metadata(topic)), 0)[0].topics[0].error_code is not ErrorCode.none:
+            pass
+
     async def is_cut_off(self) -> bool:
         try:
             return await self.reader.read(1) == b""

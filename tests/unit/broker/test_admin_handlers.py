@@ -21,6 +21,7 @@ from kio.schema.describe_topic_partitions.v0 import request as topic_partitions
 from kio.schema.incremental_alter_configs.v1 import request as incremental
 from kio.schema.init_producer_id.v5 import request as init
 from kio.schema.metadata.v13 import request as metadata
+from tests.unit.broker.raw_client import until
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.node import Node
@@ -189,6 +190,9 @@ async def test_no_topics_means_all_of_them_or_none(node: Running) -> None:
 async def test_an_unknown_topic_is_created_when_client_and_node_agree(node: Running, start: Start) -> None:
     unknown = (await node.ask(about("a"))).topics[0]
     assert (unknown.error_code, unknown.partitions) == (ErrorCode.unknown_topic_or_partition, ())
+    # As Apache Kafka 4.x: the first answer does not wait for the creation.
+    assert (await node.ask(about("a", create=True))).topics == (unknown,)
+    await until(lambda: "a" in node.node.image.topics)
     created = (await node.ask(about("a", create=True))).topics[0]
     assert created.error_code is ErrorCode.none
     assert created.partitions[0].leader_id == 1
@@ -197,10 +201,23 @@ async def test_an_unknown_topic_is_created_when_client_and_node_agree(node: Runn
     assert (await node.ask(about("b", create=True))).topics[
         0
     ].error_code is ErrorCode.unknown_topic_or_partition
+    await node.create("c")
+    assert set(node.node.image.topics) == {"a", "c"}
 
 
 async def test_a_client_that_cannot_say_creates_topics(node: Running) -> None:
-    assert (await node.ask(about("old"), version=3)).topics[0].error_code is ErrorCode.none
+    assert (await node.ask(about("old"), version=3)).topics[
+        0
+    ].error_code is ErrorCode.unknown_topic_or_partition
+    await until(lambda: "old" in node.node.image.topics)
+
+
+async def test_a_topic_that_many_ask_for_is_created_once(node: Running) -> None:
+    for _ in range(3):
+        await node.ask(about("a", "b", create=True))
+    await until(lambda: {"a", "b"} <= set(node.node.image.topics))
+    await node.create("c")
+    assert set(node.node.image.topics) == {"a", "b", "c"}
 
 
 async def test_names_that_cannot_be_topics_are_not_created(node: Running) -> None:
@@ -208,10 +225,11 @@ async def test_names_that_cannot_be_topics_are_not_created(node: Running) -> Non
     response = await node.ask(about("no way", "a_b", "__consumer_offsets", create=True))
     assert [(t.name, t.error_code, t.is_internal) for t in response.topics] == [
         ("no way", ErrorCode.invalid_topic_exception, False),
-        ("a_b", ErrorCode.invalid_topic_exception, False),
+        ("a_b", ErrorCode.unknown_topic_or_partition, False),  # collides with a.b, which the controller finds
         ("__consumer_offsets", ErrorCode.unknown_topic_or_partition, True),
     ]
-    assert set(node.node.image.topics) == {"a.b"}
+    await node.create("c")
+    assert set(node.node.image.topics) == {"a.b", "c"}
 
 
 async def test_a_topic_asked_for_twice_is_told_once(node: Running) -> None:

@@ -31,7 +31,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 async def test_pipelined_replies_come_in_request_order(node: Node) -> None:
     client = await Client.connect(node)
-    await client.ask(metadata("t"))
+    await client.create("t")
     # The first is a long poll that only the produce behind it can end; the replies still keep their order.
     client.writer.write(
         fetch("t", 0, max_wait_ms=30_000, correlation=1)
@@ -43,7 +43,7 @@ async def test_pipelined_replies_come_in_request_order(node: Node) -> None:
 
 async def test_frames_cut_at_every_byte_are_put_together(node: Node) -> None:
     client = await Client.connect(node)
-    await client.ask(metadata("t"))
+    await client.create("t")
     stream = b"".join(produce("t", bytes([i]), correlation=i) for i in range(4))
     for place in range(len(stream)):
         client.writer.write(stream[place : place + 1])
@@ -56,7 +56,7 @@ async def test_frames_cut_at_every_byte_are_put_together(node: Node) -> None:
 async def test_a_frame_larger_than_every_buffer_arrives_whole(tmp_path: Path) -> None:
     async with running(tmp_path, message_max_bytes="20000000") as node:
         client = await Client.connect(node)
-        await client.ask(metadata("t"))
+        await client.create("t")
         value = bytes(range(256)) * 40_000
         assert base_offset(await client.ask(produce("t", value)), "t") == 0
         assert node.partitions.find("t", 0).log.size_bytes > len(value)
@@ -85,7 +85,7 @@ async def test_what_is_no_request_costs_only_its_own_connection(node: Node, bad:
     assert await client.is_cut_off()
     assert node.metrics.malformed_frames == 1
     assert node.server.buffers.bytes_in_use == 0
-    await neighbour.ask(metadata("t"))
+    await neighbour.create("t")
     assert base_offset(await neighbour.ask(produce("t", b"x")), "t") == 0
 
 
@@ -103,7 +103,7 @@ async def test_more_requests_than_may_wait_are_read_later_and_all_answered(tmp_p
     bound = {"penstock_max_inflight_requests_per_connection": "2"}
     async with running(tmp_path, **bound) as node:
         client = await Client.connect(node)
-        await client.ask(metadata("t"))
+        await client.create("t")
         polls = [fetch("t", 0, max_wait_ms=50, correlation=i) for i in range(10)]
         client.writer.write(b"".join(polls))
         assert [(await client.reply())[0] for _ in range(10)] == list(range(10))
@@ -112,7 +112,7 @@ async def test_more_requests_than_may_wait_are_read_later_and_all_answered(tmp_p
 async def test_frames_beyond_the_memory_bound_wait_for_their_turn(tmp_path: Path) -> None:
     async with running(tmp_path, queued_max_request_bytes="100000") as node:
         slow, quick = await Client.connect(node), await Client.connect(node)
-        await quick.ask(metadata("t"))
+        await quick.create("t")
         large = produce("t", b"x" * 80_000)
         slow.writer.write(large[:1000])
         await slow.writer.drain()
@@ -136,14 +136,14 @@ async def test_half_a_request_does_not_hold_memory_for_ever(tmp_path: Path) -> N
 async def test_connections_beyond_the_bound_are_turned_away(tmp_path: Path) -> None:
     async with running(tmp_path, max_connections="1") as node:
         first = await Client.connect(node)
-        await first.ask(metadata("t"))
+        await first.create("t")
         assert await (await Client.connect(node)).is_cut_off()
         assert base_offset(await first.ask(produce("t", b"x")), "t") == 0
 
 
 async def test_acks_zero_has_no_reply_but_an_error_ends_the_connection(node: Node) -> None:
     client = await Client.connect(node)
-    await client.ask(metadata("t"))
+    await client.create("t")
     client.writer.write(produce("t", b"x", acks=0) + produce("t", b"y", correlation=7))
     number, reply = await client.reply()
     assert (number, base_offset(reply, "t")) == (7, 1)
@@ -154,7 +154,7 @@ async def test_acks_zero_has_no_reply_but_an_error_ends_the_connection(node: Nod
 async def test_a_stop_answers_the_writes_under_way(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         client = await Client.connect(node)
-        await client.ask(metadata("t"))
+        await client.create("t")
         client.writer.write(b"".join(produce("t", b"x", acks=-1, correlation=i) for i in range(20)))
         await turn_until(lambda: node.partitions.find("t", 0).log.end_offset == 20)
         await node.stop()
@@ -164,7 +164,7 @@ async def test_a_stop_answers_the_writes_under_way(tmp_path: Path) -> None:
 
 async def test_who_wants_to_know_hears_that_a_connection_has_ended(node: Node) -> None:
     client = await Client.connect(node)
-    await client.ask(metadata("t"))
+    await client.create("t")
     (connection,) = node.server.connections
     ended: list[bool] = []
     connection.on_lost = lambda: ended.append(connection.is_open)

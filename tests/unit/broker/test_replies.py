@@ -13,7 +13,6 @@ from tests.unit.broker.raw_client import (
     create_topic,
     fetch,
     frame,
-    metadata,
     new_node,
     produce,
     produced,
@@ -179,7 +178,7 @@ async def test_no_bound_on_request_memory_is_no_bound(tmp_path: Path) -> None:
     async with running(tmp_path, queued_max_request_bytes="-1") as node:
         slow, quick = await Client.connect(node), await Client.connect(node)
         large = produce("t", b"x" * 100_000)
-        await quick.ask(metadata("t"))
+        await quick.create("t")
         for client in (slow, quick):
             client.writer.write(large[:1000])
         await until(lambda: node.server.buffers.bytes_in_use >= 2 * len(large))
@@ -190,7 +189,7 @@ async def test_no_bound_on_request_memory_is_no_bound(tmp_path: Path) -> None:
 async def test_everyone_who_waits_for_memory_gets_a_turn(tmp_path: Path) -> None:
     async with running(tmp_path, queued_max_request_bytes="150000") as node:
         clients = [await Client.connect(node) for _ in range(6)]
-        await clients[0].ask(metadata("t"))
+        await clients[0].create("t")
         large = produce("t", b"x" * 100_000)
         for client in clients:
             client.writer.write(large[:50_000])

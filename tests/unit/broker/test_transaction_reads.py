@@ -134,6 +134,7 @@ async def test_readers_of_what_is_committed_stop_at_the_first_open_transaction(
     got = await fetch(client, partition)
     assert (got.high_watermark, got.last_stable_offset) == (4, 2)
     all_of_it = await fetch(client, partition, isolation=0)
+    assert (all_of_it.high_watermark, all_of_it.last_stable_offset) == (4, 2)
     assert len(got.records) < len(all_of_it.records)
     assert all_of_it.records.startswith(got.records)
     assert (await latest(client, READ_COMMITTED), await latest(client, 0)) == (2, 4)

@@ -1,13 +1,12 @@
 """Metadata (key 3), v0-13. Brokers, topics and leaders, seen from the listener the client came in by.
 
-No topics (null; in v0 an empty list) asks for all of them. A topic that does not exist is created when the
-node and the request allow it, and the answer waits for that, so it is complete the first time. Ids may be
-asked for instead of names from v12 on; before, a request that does is refused as a whole.
+No topics (null; in v0 an empty list) asks for all of them. A topic that does not exist is UNKNOWN_TOPIC_OR_PARTITION;
+where node and request allow it, its creation begins at the same time, and a later request finds it, as in Apache Kafka.
+Ids may be asked for instead of names from v12 on; before, a request that does is refused as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -21,7 +20,6 @@ from kio.schema.metadata.v13.response import (
 )
 
 from penstock.broker.context import RequestContext
-from penstock.broker.topic_creation import create_topics_in_cluster
 from penstock.broker.topology import (
     CLUSTER_OPERATIONS,
     OPERATIONS_NOT_ASKED,
@@ -29,10 +27,9 @@ from penstock.broker.topology import (
     PartitionViewer,
     reachable_brokers,
 )
-from penstock.cluster.controller.create_topics import NewTopic
-from penstock.cluster.names import CLUSTER_METADATA, is_internal, topic_name_flaw
+from penstock.cluster.names import is_internal, topic_name_flaw
 from penstock.cluster.state import PartitionState, TopicState
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ErrorCode
 
 _NOBODY: Final = -1
 _TOPIC_IDS_FROM: Final = 12
@@ -47,44 +44,30 @@ class _Missing(NamedTuple):
     name: str | None
     id: UUID | None = None
 
+    @property
+    def is_unknown(self) -> bool:
+        return self.error is ErrorCode.unknown_topic_or_partition
 
-def handle(ctx: RequestContext, request: Any) -> Any | Awaitable[Any]:
+
+def handle(ctx: RequestContext, request: Any) -> Any:
     if request.topics is None or (ctx.version == 0 and not request.topics):
         return _response(ctx, request, list(ctx.node.image.topics.values()))
     if ctx.version < _TOPIC_IDS_FROM and any(t.name is None or t.topic_id for t in request.topics):
         return _refused(ctx, request)
-    absent = [name for name in _names(request) if name not in ctx.node.image.topics]
-    if absent and request.allow_auto_topic_creation and _creates_topics(ctx):
-        return _create_first(ctx, request, absent)
-    return _response(ctx, request, _asked(ctx, request, {}))
+    asked = _asked(ctx, request)
+    if request.allow_auto_topic_creation and ctx.node.settings.boolean("auto.create.topics.enable"):
+        absent = [t.name for t in asked if isinstance(t, _Missing) and t.name is not None and t.is_unknown]
+        if absent:
+            ctx.node.auto_creation.begin(absent)
+    return _response(ctx, request, asked)
 
 
-async def _create_first(ctx: RequestContext, request: Any, absent: list[str]) -> Any:
-    wanted = [NewTopic(name=name) for name in absent if not (is_internal(name) or name == CLUSTER_METADATA)]
-    try:
-        results = await create_topics_in_cluster(ctx.node, wanted)
-        refused = {result.name: result.error for result in results if result.error is not ErrorCode.none}
-    except ApiError as error:
-        refused = dict.fromkeys(absent, error.code)
-    return _response(ctx, request, _asked(ctx, request, refused))
-
-
-def _creates_topics(ctx: RequestContext) -> bool:
-    return ctx.node.settings.boolean("auto.create.topics.enable")
-
-
-def _names(request: Any) -> list[str]:
-    return list(dict.fromkeys(t.name for t in request.topics if t.name is not None and t.topic_id is None))
-
-
-def _asked(ctx: RequestContext, request: Any, refused: dict[str, ErrorCode]) -> list[TopicState | _Missing]:
+def _asked(ctx: RequestContext, request: Any) -> list[TopicState | _Missing]:
     once = {(topic.name, topic.topic_id): topic for topic in request.topics}
-    return [_find(ctx, topic.name, topic.topic_id, refused) for topic in once.values()]
+    return [_find(ctx, topic.name, topic.topic_id) for topic in once.values()]
 
 
-def _find(
-    ctx: RequestContext, name: str | None, topic_id: UUID | None, refused: dict[str, ErrorCode]
-) -> TopicState | _Missing:
+def _find(ctx: RequestContext, name: str | None, topic_id: UUID | None) -> TopicState | _Missing:
     image = ctx.node.image
     if topic_id is not None:
         return image.topics_by_id.get(topic_id) or _Missing(ErrorCode.unknown_topic_id, None, topic_id)
@@ -94,7 +77,7 @@ def _find(
         return topic
     if topic_name_flaw(name) is not None:
         return _Missing(ErrorCode.invalid_topic_exception, name)
-    return _Missing(refused.get(name, ErrorCode.unknown_topic_or_partition), name)
+    return _Missing(ErrorCode.unknown_topic_or_partition, name)
 
 
 def _response(

@@ -1,0 +1,47 @@
+"""AlterReplicaLogDirs (key 34), v1-2. A node has one data folder: a replica that is to stay in it succeeds.
+
+Any other folder is LOG_DIR_NOT_FOUND. The path is compared as text with the one that DescribeLogDirs gives, as in
+Apache Kafka. A partition that has no replica here is UNKNOWN_TOPIC_OR_PARTITION.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from kio.schema.alter_replica_log_dirs.v2.response import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
+)
+
+from penstock.broker.context import RequestContext
+from penstock.protocol.errors import ErrorCode
+
+
+def handle(ctx: RequestContext, request: Any) -> Any:
+    data_dir = ctx.node.settings.data_dir
+    # A partition that is named under two folders is answered once, for the last one.
+    asked = {
+        (topic.name, index): directory.path
+        for directory in request.dirs
+        for topic in directory.topics
+        for index in topic.partitions
+    }
+    by_topic: dict[str, list[Any]] = {}
+    for (topic, index), path in asked.items():
+        if path != data_dir:
+            error = ErrorCode.log_dir_not_found
+        elif ctx.node.partitions.get(topic, index) is None:
+            error = ErrorCode.unknown_topic_or_partition
+        else:
+            error = ErrorCode.none
+        result = AlterReplicaLogDirPartitionResult(partition_index=index, error_code=error)
+        by_topic.setdefault(topic, []).append(result)
+    return AlterReplicaLogDirsResponse(
+        throttle_time=timedelta(0),
+        results=tuple(
+            AlterReplicaLogDirTopicResult(topic_name=name, partitions=tuple(results))
+            for name, results in by_topic.items()
+        ),
+    )
