@@ -118,8 +118,8 @@ class Cleaner:
             try:
                 dirt = measure(cleanable, self._first_dirty.get(partition), now_ms)
             except Exception as error:
-                # What retention took away meanwhile could not be read, and need not be.
-                if segments == list(log.segments):
+                # What retention took away meanwhile, or went with its partition, need not be read.
+                if segments == list(log.segments) and not log.is_closed:
                     self._give_up(partition, log.config, error)
                 continue
             if dirt.is_due(log.config):
@@ -145,7 +145,8 @@ class Cleaner:
         )
         try:
             next_dirty = compaction.run()
-            self._advance(partition, next_dirty)
+            if not cleanable.log.is_closed:
+                self._advance(partition, next_dirty)
         except CleaningCancelled as cancelled:
             error = str(cancelled)
         except Exception as failure:

@@ -72,6 +72,8 @@ class Log:
         self._lock = threading.Lock()
         # Held for all of a replacement or a truncation, which would pull the files from under each other.
         self._rearranging = threading.Lock()
+        #: The files are let go of: the partition was deleted, moved away or replaced, or the node stops.
+        self.is_closed = False
 
     @classmethod
     def open(
@@ -478,7 +480,7 @@ class Log:
 
     def _begin_replacing(self, old: Sequence[Segment]) -> None:
         with self._lock:
-            if not set(self._reader.segments.items).issuperset(old):
+            if self.is_closed or not set(self._reader.segments.items).issuperset(old):
                 raise SegmentsChanged(f"{self.directory.name}: segments to replace have gone")
             assert self._tail.segment not in old, "the active segment stays"
             self._replacing = tuple(old)
@@ -580,6 +582,7 @@ class Log:
             segment.directory = directory
 
     def _close_files(self) -> None:
+        self.is_closed = True
         self._flush.let_go_of_all()
         self._tail.close()
         for segment in self.segments:

@@ -35,6 +35,9 @@ REST_SECONDS: Final = 0.0001
 Batches = Generator[tuple[BatchHeader, bytes], None, None]
 
 
+_CLOSED: Final = "the log was closed"
+
+
 class CleaningCancelled(Exception):
     """Asked to stop, or the log changed under the pass. What was swapped in stays; nothing else is left."""
 
@@ -94,8 +97,14 @@ class Compaction:
         """Returns the first offset that is still dirty."""
         try:
             return self._run()
-        except FileNotFoundError:
-            if set(self._segments).issubset(self._log.segments):
+        except CleaningCancelled:
+            raise
+        except Exception as error:
+            # Files of a partition that has been moved away fail in many ways, none of which is news.
+            if self._log.is_closed:
+                raise CleaningCancelled(_CLOSED) from error
+            is_whole = set(self._segments).issubset(self._log.segments)
+            if is_whole or not isinstance(error, FileNotFoundError):
                 raise
             raise CleaningCancelled("segments to compact have gone") from None
 
@@ -217,6 +226,8 @@ class Compaction:
                 files.unpin(file)
 
     def _rest(self, size: int) -> None:
+        if self._log.is_closed:
+            raise CleaningCancelled(_CLOSED)
         self._bytes_since_rest += size
         if self._bytes_since_rest >= REST_EVERY_BYTES:
             self._bytes_since_rest = 0

@@ -1,10 +1,12 @@
 """Which log is cleaned and when, what is remembered, and what happens when it cannot be done."""
 
 import errno
+import logging
 import os
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from tests.compacting import NOW_MS, PARTITION, append, batches, clean, open_log, pairs, records, roll
@@ -14,6 +16,7 @@ from penstock.log.cleaner import CLEANER_CHECKPOINT, Cleanable, Cleaner, measure
 from penstock.log.log import Log
 from penstock.log.segment import Segment
 from penstock.log.segment_writer import SegmentWriter
+from penstock.log.store import LogStore
 from penstock.protocol.compression import Codec
 
 
@@ -360,3 +363,45 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     assert report.error is None
     # The buffer, a chunk of headers for each of the two readings, and a few copies of one batch.
     assert peak_bytes < 5 << 20
+
+
+@pytest.mark.parametrize("at_look", [0, 2, 5])
+def test_a_partition_that_is_moved_away_ends_the_pass_without_an_error(
+    tmp_path: Path, cleaner: Cleaner, caplog: pytest.LogCaptureFixture, at_look: int
+) -> None:
+    store = LogStore.open(tmp_path / "data", node_id=1)
+    log = store.open_or_create(*PARTITION, UUID(int=7), open_log(tmp_path / "x").config, now_ms=NOW_MS)
+    for n in range(30):
+        append(log, (b"key-%d" % (n % 3), b"x" * 4_000))
+    roll(log)
+    looks = iter(range(100))
+
+    def moved_away() -> bool:
+        if next(looks) == at_look:
+            store.purge([store.delete(*PARTITION)])
+        return False
+
+    caplog.set_level(logging.INFO, "penstock.log")
+    report = cleaner.clean_filthiest({PARTITION: cleanable(log)}, now_ms=NOW_MS, is_cancelled=moved_away)
+    assert report is not None
+    assert report.error == "the log was closed"
+    assert cleaner.uncleanable == {}
+    assert cleaner.first_dirty_offset(PARTITION) is None
+    assert [record for record in caplog.records if record.levelno > logging.INFO or record.exc_info] == []
+    assert cleaner.clean_filthiest({}, now_ms=NOW_MS) is None, "it is not asked about again"
+    store.close(clean=False)
+
+
+def test_a_partition_that_is_moved_away_while_it_is_measured_is_not_an_error(
+    log: Log, cleaner: Cleaner, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dirty(log)
+
+    def lose(*args: object) -> object:
+        log.abandon()
+        raise FileNotFoundError
+
+    monkeypatch.setattr(cleaner_module, "measure", lose)
+    assert clean(log, cleaner) is None
+    assert cleaner.uncleanable == {}
+    assert not caplog.records
