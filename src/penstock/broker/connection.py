@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import select
 import struct
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, cast
 
+from penstock.broker.buffers import PartialFrame
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
 
@@ -29,6 +31,9 @@ _FRAME_BYTES_MIN = 8
 #: is too slow is noticed before the next frame.
 _CORKED_REPLIES_MAX = 64
 _CORKED_REPLY_BYTES_MAX = 4096
+#: Linux reports with it that a peer has closed its side, even while unread bytes are queued before the end.
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)
+_NOTHING = memoryview(bytearray())
 _numbers = itertools.count(1)
 
 
@@ -51,8 +56,8 @@ class Slot:
 
 class Connection(asyncio.BufferedProtocol):
     __slots__ = (
-        "_backlog", "_closing", "_corked", "_filled", "_muted", "_needed", "_partial",
-        "_partial_view", "_slots", "_transport", "_write_paused", "client_host", "last_active", "listener",
+        "_backlog", "_closing", "_corked", "_frame_began", "_is_expensive", "_is_queued", "_muted", "_muted_at",
+        "_partial", "_slots", "_transport", "_write_paused", "client_host", "last_active", "listener",
         "number", "on_lost", "peer", "server",
     )  # fmt: skip
 
@@ -64,12 +69,16 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active = 0.0
         self._transport: asyncio.Transport | None = None
         self._slots: deque[Slot] = deque()
-        self._partial: bytearray | None = None
-        self._partial_view = memoryview(b"")
-        self._filled = self._needed = 0
-        self._backlog = b""
+        self._partial: PartialFrame | None = None
+        self._frame_began = (
+            0.0  # when its first byte came, moved on by the time it was not read; 0 without one
+        )
+        self._backlog = _NOTHING  # whole frames that wait, in a buffer of this connection's own
         self._corked: list[BytesLike] | None = None  # replies held back while frames are handled
         self._muted = self._write_paused = self._closing = False
+        self._muted_at = 0.0
+        self._is_queued = False  # waits for its turn in the server's queue
+        self._is_expensive = False  # a request took longer than a turn: the next one waits for its turn
         #: Called when the connection has ended, whoever ended it.
         self.on_lost: Callable[[], object] | None = None
 
@@ -90,9 +99,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
         self._leave()
         if self._partial is not None:
-            self.server.buffers.give_back(self._partial)
+            self.server.buffers.end(self._partial)
             self._partial = None
-        self._take_backlog()
+        self._drop_backlog()
         self.server.forget(self)
         if self.on_lost is not None:
             self.on_lost()
@@ -134,9 +143,26 @@ class Connection(asyncio.BufferedProtocol):
     def is_write_paused(self) -> bool:
         return self._write_paused
 
+    def frame_seconds(self, now: float) -> float:
+        """How long the client has been sending a frame that is not whole; 0 if it sends none.
+
+        Time in which this connection was not read does not count.
+        """
+        if self._partial is None or self._partial.is_whole:
+            return 0.0
+        return (self._muted_at if self._muted else now) - self._frame_began
+
     @property
-    def is_mid_frame(self) -> bool:
-        return self._partial is not None
+    def has_hung_up(self) -> bool:
+        """The peer has gone, which a connection that is not read from does not hear."""
+        if not self._muted or self._transport is None:
+            return False
+        socket = self._transport.get_extra_info("socket")
+        if socket is None or socket.fileno() < 0:
+            return False
+        poller = select.poll()
+        poller.register(socket.fileno(), _HUNG_UP)
+        return bool(poller.poll(0))
 
     @property
     def unsent_bytes(self) -> int:
@@ -147,37 +173,50 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._partial is None:
             return self.server.buffers.landing
-        return self._partial_view[self._filled : self._needed]
+        return self._partial.view[self._partial.filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.last_active = self.server.clock()
+        server = self.server
+        now = self.last_active = server.clock()
+        if now != server.turn_began:
+            server.begin_turn(now)
         if self._partial is None:
-            self._consume(self.server.buffers.landing, nbytes)
+            self._consume(server.buffers.landing, nbytes)
             return
-        self._filled += nbytes
-        if self._filled == self._needed:
-            self._partial_is_full()
+        partial = self._partial
+        partial.filled += nbytes
+        if partial.is_whole:
+            self._partial_is_whole(partial)
+        elif partial.is_out_of_room:
+            self._grow(partial)
 
-    def _partial_is_full(self) -> None:
-        partial, view, needed = self._partial, self._partial_view, self._needed
-        assert partial is not None
-        self._partial, self._partial_view = None, memoryview(b"")
-        if needed == 4:  # only now is the frame's size known
-            self._consume(view, 4)
+    def _partial_is_whole(self, partial: PartialFrame) -> None:
+        if partial.needed == 4:  # only now is the frame's size known
+            self._partial = None
+            self._consume(partial.view, 4)
+        elif self._is_expensive:
+            self.server.queue(self)
+            return
         else:
-            self.handle(view[4:needed])
-        self.server.buffers.give_back(partial)
+            self._partial = None
+            self._frame_began = 0.0
+            self.handle(partial.view[4:])
+        self.server.buffers.end(partial)
 
-    def _consume(self, data: memoryview, end: int) -> None:
+    def _grow(self, partial: PartialFrame) -> None:
+        if not self.server.buffers.grow(partial):
+            self.server.wait_for_memory(self, to_grow=True)
+
+    def _consume(self, data: memoryview, end: int, *, is_own: bool = False) -> None:
         """Handle every whole frame in data[:end]; replies to pipelined requests leave together."""
         if self._corked is not None:
             # Replies that are let go together made room for these frames; what answers them leaves with those.
             assert self.server.is_gathering, "replies would overtake those held back"
-            self._consume_frames(data, end)
+            self._consume_frames(data, end, is_own)
             return
         self._corked = []
         try:
-            self._consume_frames(data, end)
+            self._consume_frames(data, end, is_own)
         finally:
             self.let_go()
 
@@ -193,8 +232,8 @@ class Connection(asyncio.BufferedProtocol):
             if self._transport is not None:
                 self._write_all(corked)
 
-    def _consume_frames(self, data: memoryview, end: int) -> None:
-        position = 0
+    def _consume_frames(self, data: memoryview, end: int, is_own: bool) -> None:
+        position, ends = 0, 0.0
         while end - position >= 4:
             (size,) = _SIZE.unpack_from(data, position)
             if not _FRAME_BYTES_MIN <= size <= self.server.frame_bytes_max:
@@ -204,8 +243,12 @@ class Connection(asyncio.BufferedProtocol):
             if after > end:
                 self._keep(data[position:end], 4 + size)
                 return
-            if self._muted:
-                self._keep_for_later(data[position:end])
+            if position and not ends:
+                ends = self.server.slice_ends()
+            if self._muted or self._is_expensive or (ends and perf_counter() >= ends):
+                self._keep_for_later(data[position:end], is_own)
+                if not self._muted:
+                    self.server.queue(self)
                 return
             self.handle(data[position + 4 : after])
             if self._closing:
@@ -215,23 +258,24 @@ class Connection(asyncio.BufferedProtocol):
             self._keep(data[position:end], 4)
 
     def _keep(self, piece: memoryview, needed: int) -> None:
-        partial = self.server.buffers.take(needed)
+        """The beginning of a frame, whose time runs from its first byte."""
+        partial = self.server.buffers.begin(piece, needed)
         if partial is None:
             self._keep_for_later(piece)
             self.server.wait_for_memory(self)
             return
-        self._partial, self._partial_view = partial, memoryview(partial)
-        self._partial_view[: len(piece)] = piece
-        self._filled, self._needed = len(piece), needed
+        self._partial = partial
+        if not self._frame_began:
+            self._frame_began = self.server.clock()
 
-    def _keep_for_later(self, rest: memoryview) -> None:
+    def _keep_for_later(self, rest: memoryview, is_own: bool = False) -> None:
+        """Frames that cannot be handled now. A copy that can be written to: produce stamps offsets into it."""
         assert not self._backlog, "frames would change their order"
-        self._backlog = bytes(rest)
+        self._backlog = rest if is_own else memoryview(bytearray(rest))
         self.server.buffers.count_backlog(len(rest))
-        self.mute()
 
-    def _take_backlog(self) -> bytes:
-        backlog, self._backlog = self._backlog, b""
+    def _drop_backlog(self) -> memoryview:
+        backlog, self._backlog = self._backlog, _NOTHING
         self.server.buffers.count_backlog(-len(backlog))
         return backlog
 
@@ -254,6 +298,7 @@ class Connection(asyncio.BufferedProtocol):
     def mute(self) -> None:
         if not self._muted and self._transport is not None:
             self._muted = True
+            self._muted_at = self.server.clock()
             self._transport.pause_reading()
 
     def unmute(self) -> None:
@@ -261,18 +306,49 @@ class Connection(asyncio.BufferedProtocol):
         server = self.server
         if (
             not self._muted
+            or self._is_queued
             or self._write_paused
             or len(self._slots) >= server.inflight_max
             or server.is_closing
         ):
             return
         self._muted = False
-        if self._backlog:
-            backlog = self._take_backlog()
-            # A writable copy: produce stamps offsets into the bytes it was given.
-            self._consume(memoryview(bytearray(backlog)), len(backlog))
+        now = server.clock()
+        if self._frame_began:
+            self._frame_began += now - self._muted_at
+        if now != server.turn_began:
+            server.begin_turn(now)
+        if self._partial is None:
+            if self._backlog:
+                backlog = self._drop_backlog()
+                self._consume(backlog, len(backlog), is_own=True)
+        elif self._partial.is_whole:
+            self._partial_is_whole(self._partial)
+        elif self._partial.is_out_of_room:
+            self._grow(self._partial)
         if not self._muted and self._transport is not None:
             self._transport.resume_reading()
+
+    def wait_for_turn(self) -> bool:
+        """Whether it was not waiting yet."""
+        self.mute()
+        was_queued, self._is_queued = self._is_queued, True
+        return not was_queued
+
+    def take_turn(self) -> None:
+        """Handle frames that have waited for their turn, unless the peer has gone meanwhile."""
+        self._is_queued = False
+        if self._closing:
+            return
+        if self.has_hung_up:
+            self.abort()
+            return
+        self._is_expensive = False
+        self.unmute()
+
+    def mark_expensive(self) -> None:
+        """A request has taken more than a turn: the next one waits until others have had theirs."""
+        self._is_expensive = True
 
     def pause_writing(self) -> None:
         self._write_paused = True

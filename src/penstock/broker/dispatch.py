@@ -96,7 +96,10 @@ class Dispatcher:
         reply = self._hot_handler(api_key)(context, connection, frame, position, correlation_id)
         if isinstance(reply, Slot):
             return
-        self._metrics.observe_request(api_key, perf_counter() - started)
+        elapsed = perf_counter() - started
+        self._metrics.observe_request(api_key, elapsed)
+        if elapsed > self._server.turn_seconds:
+            connection.mark_expensive()
         connection.send(reply)
 
     def _hot_handler(self, api_key: int) -> HotHandler:
@@ -134,7 +137,10 @@ class Dispatcher:
                 slot.on_lost = task.cancel
             return
         connection.send(self.encode(context.api_key, context.version, correlation_id, response))
-        self._metrics.observe_request(context.api_key, perf_counter() - started)
+        elapsed = perf_counter() - started
+        self._metrics.observe_request(context.api_key, elapsed)
+        if elapsed > self._server.turn_seconds:
+            connection.mark_expensive()
 
     async def _encoded_later(
         self, context: RequestContext, correlation_id: int, response: Awaitable[Any]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.broker.apis import PRODUCE
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.server")
 
 _SWEEP_SECONDS = 1.0
+#: Of a turn: what a connection may still use for pipelined frames once others have used the turn up.
+_LATE_SHARE = 1 / 16
 T = TypeVar("T")
 
 
@@ -44,8 +47,16 @@ class Server:
         self._idle_seconds_max = settings.integer("connections.max.idle.ms") / 1000
         self._frame_seconds_max = settings.integer("penstock.request.read.timeout.ms") / 1000
         self._unsent_bytes_max = settings.integer("penstock.max.queued.response.bytes")
+        #: How long pipelined frames of one connection are handled, and how long those that wait for their turn are.
+        self.turn_seconds = settings.integer("penstock.connection.turn.ms") / 1000
+        #: The loop's time when its present turn began; uvloop's does not move within a turn.
+        self.turn_began = -1.0
+        self._turn_ends = 0.0
+        self._queue: deque[Connection] = deque()
+        self._is_turn_due = False
         self._per_host: Counter[str] = Counter()
         self._waiting_for_memory: OrderedDict[Connection, None] = OrderedDict()
+        self._waiting_to_grow: OrderedDict[Connection, None] = OrderedDict()
         self._servers: list[asyncio.Server] = []
         self._progress = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -154,6 +165,7 @@ class Server:
         if self._per_host[host] <= 0:
             del self._per_host[host]
         self._waiting_for_memory.pop(connection, None)
+        self._waiting_to_grow.pop(connection, None)
         self.progress()
 
     def refuse(self, connection: Connection, reason: str) -> None:
@@ -167,20 +179,59 @@ class Server:
         self.metrics.internal_errors += 1
         connection.abort()
 
+    # -- turns ---------------------------------------------------------------------------------------
+
+    def begin_turn(self, now: float) -> None:
+        """The loop has looked for input again."""
+        self.turn_began = now
+        self._turn_ends = perf_counter() + self.turn_seconds
+
+    def slice_ends(self) -> float:
+        """Until when a connection may handle what it has pipelined, from now on."""
+        now = perf_counter()
+        return now + (self.turn_seconds if now < self._turn_ends else self.turn_seconds * _LATE_SHARE)
+
+    def queue(self, connection: Connection) -> None:
+        """Its frames have to wait: one connection after the other, one slice in each turn of the loop."""
+        if connection.wait_for_turn():
+            self._queue.append(connection)
+            self._plan_turn()
+
+    def _plan_turn(self) -> None:
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            asyncio.get_running_loop().call_soon(self._run_queue)
+
+    def _run_queue(self) -> None:
+        self._is_turn_due = False
+        queue = self._queue
+        ends = perf_counter() + self.turn_seconds
+        for _ in range(len(queue)):
+            queue.popleft().take_turn()
+            if perf_counter() >= ends:
+                break
+        if queue:
+            self._plan_turn()
+
     # -- memory --------------------------------------------------------------------------------------
 
-    def wait_for_memory(self, connection: Connection) -> None:
-        """Read on from this connection when requests have let go of some memory; first come, first served."""
+    def wait_for_memory(self, connection: Connection, *, to_grow: bool = False) -> None:
+        """Read on from this connection when requests have let go of some memory; first come, first served.
+
+        Frames that are arriving go before those that have not begun, so that memory comes free.
+        """
         connection.mute()
-        self._waiting_for_memory[connection] = None
+        (self._waiting_to_grow if to_grow else self._waiting_for_memory)[connection] = None
 
     def _memory_freed(self) -> None:
-        if self._waiting_for_memory:
+        if self._waiting_for_memory or self._waiting_to_grow:
             asyncio.get_running_loop().call_soon(self._wake_waiting)
 
     def _wake_waiting(self) -> None:
-        waiting = self._waiting_for_memory
-        while waiting and not self.buffers.is_full:
+        buffers = self.buffers
+        while waiting := self._waiting_to_grow or self._waiting_for_memory:
+            if buffers.is_full and not (waiting is self._waiting_to_grow and buffers.may_overdraw):
+                return
             connection, _ = waiting.popitem(last=False)
             connection.unmute()
             if connection in waiting:
@@ -202,8 +253,12 @@ class Server:
 
     def _check_idle(self, connection: Connection, now: float) -> None:
         idle = now - connection.last_active
-        if connection.is_mid_frame and idle > self._frame_seconds_max:
-            self.refuse(connection, "the rest of a request did not arrive in time")
+        if connection.frame_seconds(now) > self._frame_seconds_max:
+            self.refuse(
+                connection, "the rest of a request did not arrive in penstock.request.read.timeout.ms"
+            )
+        elif connection.has_hung_up:
+            connection.abort()
         elif not connection.is_open:
             if idle > self._frame_seconds_max:
                 connection.abort()  # it does not take what it is still to be sent

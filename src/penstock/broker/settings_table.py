@@ -442,6 +442,13 @@ _PENSTOCK = (
         1,
     ),
     _node(
+        "penstock.connection.turn.ms",
+        _INT,
+        2,
+        "How long the requests that one connection has pipelined are handled before other connections get their turn.",
+        1,
+    ),
+    _node(
         "penstock.max.queued.response.bytes",
         _LONG,
         8 * _MIB,
@@ -452,7 +459,8 @@ _PENSTOCK = (
         "penstock.request.read.timeout.ms",
         _INT,
         30_000,
-        "A connection that has begun a request must finish sending it within this time.",
+        "A connection that has begun a request must send all of it within this time, counted from its first byte; "
+        "time in which the node does not read from the connection is left out.",
         1,
     ),
     _node(

@@ -181,7 +181,7 @@ async def test_no_bound_on_request_memory_is_no_bound(tmp_path: Path) -> None:
         await quick.create("t")
         for client in (slow, quick):
             client.writer.write(large[:1000])
-        await until(lambda: node.server.buffers.bytes_in_use >= 2 * len(large))
+        await until(lambda: node.server.buffers.bytes_in_use >= 2 * 1000)
         quick.writer.write(large[1000:])
         assert produced((await quick.reply())[1])[0].offset == 0
 
@@ -193,8 +193,9 @@ async def test_everyone_who_waits_for_memory_gets_a_turn(tmp_path: Path) -> None
         large = produce("t", b"x" * 100_000)
         for client in clients:
             client.writer.write(large[:50_000])
-        await until(lambda: len(node.server._waiting_for_memory) == 5)
-        assert node.server.buffers.bytes_in_use < 150_000
+        await until(lambda: len(node.server._waiting_for_memory) + len(node.server._waiting_to_grow) >= 3)
+        # One frame may grow beyond the bound.
+        assert node.server.buffers.bytes_in_use < 150_000 + 131_072
         for client in clients:
             client.writer.write(large[50_000:])
         offsets = [produced((await client.reply())[1])[0].offset for client in clients]
@@ -205,22 +206,22 @@ async def test_everyone_who_waits_for_memory_gets_a_turn(tmp_path: Path) -> None
 def test_under_pressure_a_connection_brings_little_that_must_be_kept() -> None:
     buffers = FrameBuffers(100_000)
     assert len(buffers.landing) == LANDING_BYTES
-    taken = buffers.take(60_000)
+    taken = buffers.begin(memoryview(bytes(20_000)), 60_000)
     assert taken is not None
     buffers.count_backlog(60_000)
     assert len(buffers.landing) == 4096
     buffers.count_backlog(-60_000)
     assert len(buffers.landing) == LANDING_BYTES
-    assert buffers.take(60_000) is None
-    buffers.give_back(taken)
+    assert buffers.begin(memoryview(bytes(20_000)), 60_000) is None
+    buffers.end(taken)
     assert buffers.bytes_in_use == 0
 
 
 def test_one_frame_always_fits_whatever_waits() -> None:
     buffers = FrameBuffers(10_000)
     buffers.count_backlog(50_000)
-    assert buffers.take(1_000_000) is not None
-    assert buffers.take(1) is None
+    assert buffers.begin(memoryview(bytes(200_000)), 1_000_000) is not None
+    assert buffers.begin(memoryview(b"x"), 100) is None
 
 
 async def test_a_client_that_is_kept_waiting_is_not_idle(tmp_path: Path) -> None:

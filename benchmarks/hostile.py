@@ -1,0 +1,230 @@
+"""What one hostile client costs its neighbour: `python -m benchmarks.hostile [metadata|drip|bombs]`.
+
+Starts a broker on loopback, measures a well-behaved producer (one record at a time, acks=all) alone and then beside an
+attack, and prints both with the broker's memory. Every attack is bounded in connections, requests and seconds.
+
+metadata: many connections, each with a burst of pipelined requests for all topics, that close after a second.
+drip:     connections that announce frames of 100 MB and send a byte every few seconds; the neighbour sends 1 MB.
+bombs:    small batches that decompress to the bound, sent to a compacted topic.
+"""
+
+import argparse
+import json
+import select
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from kio.schema.create_topics.v5 import request as create_request
+from kio.schema.create_topics.v5 import response as create_response
+
+from benchmarks.brokers import PenstockBroker
+from benchmarks.raw_client import BrokerError, Connection, Shape, create_topic
+from benchmarks.stats import percentile
+from benchmarks.wire import Ring
+from penstock.protocol.compression import Codec
+from penstock.protocol.records import Record, encode_batch
+
+_ALL_TOPICS = struct.pack(">i", -1) + b"\x00"
+_PROBE = "neighbour"
+_BOMBED = "bombed"
+_TOPICS_AT_ONCE = 500
+#: A request that is not answered for this long ends the measurement.
+_STALL_S = 30.0
+
+
+class Prober:
+    """One record after the other, each acknowledged before the next is sent after a short rest."""
+
+    def __init__(self, address: tuple[str, int], value_bytes: int = 100, rest_s: float = 0.005) -> None:
+        self._connection = Connection(address, _STALL_S)
+        batch = bytes(encode_batch([Record(0, 0, None, bytes(value_bytes))]))
+        self._ring = Ring(_PROBE, [0], batch, 1)
+        self._rest_s = rest_s
+
+    def run(self, seconds: float) -> list[float]:
+        latencies: list[float] = []
+        end = time.monotonic() + seconds
+        while (began := time.monotonic()) < end:
+            try:
+                self._connection.send(self._ring.take(1))
+                self._connection.read_frame()
+            except TimeoutError:
+                latencies.append(_STALL_S * 1000)
+                break
+            latencies.append((time.monotonic() - began) * 1000)
+            time.sleep(self._rest_s)
+        return latencies
+
+
+def metadata_flood(address: tuple[str, int], options: argparse.Namespace, stop: threading.Event) -> None:
+    """A wave of connections each second, each with its burst, all closed before the next wave."""
+    message = struct.pack(">hhih", 3, 4, 1, 4) + b"evil" + _ALL_TOPICS
+    burst = (struct.pack(">i", len(message)) + message) * options.pipelined
+    for _ in range(options.waves):
+        wave: list[socket.socket] = []
+        for _ in range(options.connections):
+            with suppress(OSError):
+                peer = socket.create_connection(address, timeout=5)
+                peer.sendall(burst)
+                wave.append(peer)
+        stop.wait(1.0)
+        for peer in wave:
+            peer.close()
+        if stop.is_set():
+            return
+
+
+def drip(address: tuple[str, int], options: argparse.Namespace, stop: threading.Event) -> None:
+    """Three frames of 100 MB are announced, and a byte of each is sent now and then."""
+    peers = [socket.create_connection(address, timeout=5) for _ in range(3)]
+    for peer in peers:
+        peer.sendall(struct.pack(">ihhih", 100 * 2**20 - 64, 0, 7, 1, -1))
+    while not stop.wait(1.0):
+        for peer in peers:
+            with suppress(OSError):
+                peer.sendall(b"\x00")
+    for peer in peers:
+        peer.close()
+
+
+def bombs(address: tuple[str, int], options: argparse.Namespace, stop: threading.Event) -> None:
+    """Each connection keeps one bomb under way after the other."""
+    value = bytes(options.bomb_bytes)
+    batch = bytes(encode_batch([Record(0, 0, b"k", value)], codec=Codec[options.codec.upper()]))
+    frame = bytes(Ring(_BOMBED, [0], batch, 1).take(1))
+    peers = [socket.create_connection(address, timeout=30) for _ in range(options.bomb_connections)]
+    for peer in peers:
+        peer.sendall(frame * options.bombs_pipelined)
+    while not stop.is_set():
+        ready, _, _ = select.select(peers, [], [], 0.2)
+        for peer in ready:
+            if peer.recv(1 << 16):
+                peer.sendall(frame)
+            else:
+                peers.remove(peer)
+    for peer in peers:
+        peer.close()
+
+
+_ATTACKS: Mapping[str, Callable[[tuple[str, int], argparse.Namespace, threading.Event], None]] = {
+    "metadata": metadata_flood,
+    "drip": drip,
+    "bombs": bombs,
+}
+
+
+def main() -> int:
+    options = _parse()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        for attack in options.attacks or _ATTACKS:
+            print(json.dumps({"attack": attack, **_measure(Path(folder) / attack, attack, options)}))
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("attacks", nargs="*", choices=[*_ATTACKS, []])
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
+    parser.add_argument("--topics", type=int, default=2000)
+    parser.add_argument("--connections", type=int, default=200)
+    parser.add_argument("--pipelined", type=int, default=64)
+    parser.add_argument("--waves", type=int, default=1000, help="of connections, one each second")
+    parser.add_argument("--bomb-bytes", type=int, default=63 * 2**20)
+    parser.add_argument("--bomb-connections", type=int, default=40)
+    parser.add_argument("--bombs-pipelined", type=int, default=1)
+    parser.add_argument("--codec", default="zstd", choices=["gzip", "snappy", "lz4", "zstd"])
+    parser.add_argument("--folder", default=None, help="where the broker keeps its data")
+    return parser.parse_args()
+
+
+def _measure(folder: Path, attack: str, options: argparse.Namespace) -> dict[str, Any]:
+    with PenstockBroker(folder) as broker:
+        broker.start()
+        with broker.connect() as connection:
+            create_topic(connection, _PROBE, Shape(), broker.topic_configs(fsync=True))
+            if attack == "bombs":
+                compacted = {"cleanup.policy": "compact", "max.message.bytes": str(2**24)}
+                create_topic(connection, _BOMBED, Shape(), compacted)
+            if attack == "metadata":
+                _create_topics(connection, options.topics)
+        # A large frame needs memory of the bound that a drip takes; a small one never does.
+        value_bytes = 900_000 if attack == "drip" else 100
+        prober = Prober(broker.address, value_bytes)
+        prober.run(1.0)
+        alone = prober.run(options.seconds)
+        memory_before, _ = broker.memory_bytes()
+        stop = threading.Event()
+        attacker = threading.Thread(target=_ATTACKS[attack], args=(broker.address, options, stop))
+        watch = _MemoryWatch(broker)
+        attacker.start()
+        watch.start()
+        try:
+            attacked = prober.run(options.seconds)
+        finally:
+            stop.set()
+            attacker.join()
+            watch.join()
+        return {
+            "alone": _summary(alone),
+            "attacked": _summary(attacked),
+            "p99_ratio": round(_p(attacked, 99) / _p(alone, 99), 2),
+            "rss_before_mb": memory_before >> 20,
+            "rss_peak_mb": watch.peak >> 20,
+        }
+
+
+class _MemoryWatch(threading.Thread):
+    def __init__(self, broker: PenstockBroker) -> None:
+        super().__init__()
+        self._broker = broker
+        self._over = threading.Event()
+        self.peak = 0
+
+    def run(self) -> None:
+        while not self._over.wait(0.05):
+            self.peak = max(self.peak, self._broker.memory_bytes()[0])
+
+    def join(self, timeout: float | None = None) -> None:
+        self._over.set()
+        super().join(timeout)
+
+
+def _create_topics(connection: Connection, count: int) -> None:
+    for first in range(0, count, _TOPICS_AT_ONCE):
+        topics = tuple(
+            create_request.CreatableTopic(
+                name=f"topic-{number:06}", num_partitions=1, replication_factor=1, assignments=(), configs=()
+            )
+            for number in range(first, min(first + _TOPICS_AT_ONCE, count))
+        )
+        request = create_request.CreateTopicsRequest(topics=topics, timeout=timedelta(seconds=60))
+        for result in connection.call(request, create_response.CreateTopicsResponse).topics:
+            if result.error_code.value:
+                raise BrokerError(f"cannot create {result.name}: {result.error_code.name}")
+
+
+def _summary(latencies: list[float]) -> dict[str, float]:
+    return {
+        "requests": len(latencies),
+        **{f"p{p}_ms": round(_p(latencies, p), 2) for p in (50, 99)},
+        "max_ms": round(max(latencies), 2),
+    }
+
+
+def _p(latencies: list[float], percent: float) -> float:
+    return percentile(sorted(latencies), percent)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
