@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,9 @@ _FLUSH_CHECK_MS = 100
 _REFUSED_CHECK_MS = 5_000
 #: However often a setting asks for a chore, requests come first.
 _REST_MS_MIN = 10
+_BACKOFF = "log.cleaner.backoff.ms"
+_CLEANER_THREADS = "log.cleaner.threads"
+_CLEANER_BUFFER = "log.cleaner.dedupe.buffer.size"
 
 
 class IdleClock:
@@ -52,6 +56,7 @@ class Housekeeping:
         self._stopping = False
         self._flush_due_ms: dict[Partition, int] = {}
         self._saved_high_watermarks: dict[tuple[str, int], int] = {}
+        self._settings_changed = asyncio.Event()
         self._idle_clock = IdleClock(node.now_ms, lambda: time.monotonic_ns() // 1_000_000)
 
     def start(self) -> None:
@@ -69,15 +74,21 @@ class Housekeeping:
         self._repeat("flush", _FLUSH_CHECK_MS, self._flush_by_interval)
         self._repeat("refused", _REFUSED_CHECK_MS, self._try_refused)
         if settings.boolean("log.cleaner.enable"):
-            self._repeat("cleaner", settings.integer("log.cleaner.backoff.ms"), self._clean)
+            self._node.dynamic.watch((_BACKOFF, _CLEANER_THREADS, _CLEANER_BUFFER), self._configure_cleaner)
+            self._repeat("cleaner", lambda: self._node.dynamic.integer(_BACKOFF), self._clean)
 
     def stop(self) -> None:
         self._stopping = True
 
-    def _repeat(self, name: str, interval_ms: int, chore: Callable[[], Awaitable[None]]) -> None:
+    def _repeat(
+        self, name: str, interval_ms: int | Callable[[], int], chore: Callable[[], Awaitable[None]]
+    ) -> None:
         async def forever() -> None:
             while True:
-                await asyncio.sleep(max(interval_ms, _REST_MS_MIN) / 1000)
+                if callable(interval_ms):
+                    await self._rest(interval_ms)
+                else:
+                    await asyncio.sleep(max(interval_ms, _REST_MS_MIN) / 1000)
                 try:
                     await chore()
                 except Exception:
@@ -85,6 +96,20 @@ class Housekeeping:
                     logger.exception("housekeeping failed", extra={"chore": name})
 
         self._node.spawn(forever())
+
+    async def _rest(self, interval_ms: Callable[[], int]) -> None:
+        """As long as it takes by the setting's value at its end: a change counts at once."""
+        began = time.monotonic()
+        while (left_s := began + max(interval_ms(), _REST_MS_MIN) / 1000 - time.monotonic()) > 0:
+            self._settings_changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._settings_changed.wait()
+
+    def _configure_cleaner(self) -> None:
+        if self._cleaner is not None:
+            self._cleaner.dedupe_buffer_bytes = self._dedupe_buffer_bytes
+        self._settings_changed.set()
 
     def truncated(self, partition: Partition) -> None:
         """A follower's log was cut back to what its leader has: what compaction knows of it does not hold."""
@@ -131,7 +156,7 @@ class Housekeeping:
 
     def _is_being_worked_on(self, partition: Partition) -> bool:
         """Compacted, or cut back in a thread."""
-        is_cleaned = self._cleaner is not None and self._cleaner.busy == partition.key
+        is_cleaned = self._cleaner is not None and partition.key in self._cleaner.busy
         return is_cleaned or self._is_being_cut(partition)
 
     def _is_being_cut(self, partition: Partition) -> bool:
@@ -192,7 +217,20 @@ class Housekeeping:
             else:
                 self._flush_due_ms[partition] = due_ms
 
+    @property
+    def _cleaners(self) -> int:
+        """One thread is left for reads, which must not wait until a log is cleaned."""
+        threads = self._node.settings.integer("penstock.io.threads")
+        return max(1, min(self._node.dynamic.integer(_CLEANER_THREADS), threads - 1))
+
+    @property
+    def _dedupe_buffer_bytes(self) -> int:
+        return self._node.dynamic.integer(_CLEANER_BUFFER) // self._cleaners
+
     async def _clean(self) -> None:
+        await asyncio.gather(*(self._clean_while_dirty() for _ in range(self._cleaners)))
+
+    async def _clean_while_dirty(self) -> None:
         """Clean one log after the other while any is worth it: leaders' and followers', below what is committed."""
         from penstock.log.cleaner import Cleanable
 
@@ -221,10 +259,7 @@ class Housekeeping:
         from penstock.log.cleaner import Cleaner
 
         if self._cleaner is None:
-            self._cleaner = Cleaner(
-                self._node.store.directory,
-                dedupe_buffer_bytes=self._node.settings.integer("log.cleaner.dedupe.buffer.size"),
-            )
+            self._cleaner = Cleaner(self._node.store.directory, dedupe_buffer_bytes=self._dedupe_buffer_bytes)
         return self._cleaner
 
 

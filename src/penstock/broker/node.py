@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar
 from penstock.broker.channel import ControllerChannel
 from penstock.broker.controller import Controller
 from penstock.broker.coordinator import GroupCoordinator
+from penstock.broker.dynamic_settings import DynamicSettings
 from penstock.broker.fetch_sessions import FetchSessions
 from penstock.broker.flusher import end_process
 from penstock.broker.housekeeping import Housekeeping
@@ -38,6 +39,7 @@ from penstock.cluster.delta import ImageDelta
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.names import SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
 from penstock.cluster.serde import UnreadableRecord
+from penstock.cluster.state import ResourceType
 from penstock.log.identity import WrongOwner
 from penstock.log.recovery import CorruptLog
 from penstock.log.store import LogStore, StoreLocked
@@ -73,6 +75,8 @@ Faults = Callable[["RequestContext", "Connection", memoryview, "Dispatcher"], bo
 _FOUNDING_SECONDS_MAX: Final = 15.0
 #: How long a stopping node waits for replies that are under way.
 _DRAIN_SECONDS: Final = 2.0
+_PRODUCER_EXPIRY: Final = "producer.id.expiration.ms"
+_RECOVERY_THREADS: Final = "num.recovery.threads.per.data.dir"
 _CODECS: Final = {
     "uncompressed": Codec.NONE,
     "gzip": Codec.GZIP,
@@ -115,6 +119,7 @@ SUPPORTED_FEATURES: Final = (
 class Node:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.dynamic = DynamicSettings(settings)
         self.node_id = settings.node_id
         self.metrics = Metrics()
         self.executor = ThreadPoolExecutor(settings.integer("penstock.io.threads"), "penstock-io")
@@ -185,9 +190,9 @@ class Node:
                 Path(self.settings.data_dir),
                 node_id=self.node_id,
                 founding=self.quorum.is_lone,
-                threads=self.settings.integer("num.recovery.threads.per.data.dir"),
+                threads=self.settings.integer(_RECOVERY_THREADS),
                 descriptors_max=self.settings.integer("penstock.open.files.max"),
-                producer_expiry_ms=self.settings.integer("producer.id.expiration.ms"),
+                producer_expiry_ms=self.settings.integer(_PRODUCER_EXPIRY),
             )
         except (StoreLocked, WrongOwner) as error:
             raise StartFailed(str(error), hint="--data-dir names another folder") from None
@@ -196,7 +201,14 @@ class Node:
         except (CorruptLog, DamagedSnapshot, DamagedElection) as error:
             raise StartFailed(f"the metadata log is damaged: {error}") from None
         self.metadata.open()
+        self.dynamic.watch((_PRODUCER_EXPIRY, _RECOVERY_THREADS), self._configure_store)
         self.groups = GroupCoordinator(self)
+
+    def _configure_store(self) -> None:
+        self.store.configure(
+            threads=self.dynamic.integer(_RECOVERY_THREADS),
+            producer_expiry_ms=self.dynamic.integer(_PRODUCER_EXPIRY),
+        )
 
     async def _listen(self) -> None:
         self.server = Server(self)
@@ -454,6 +466,8 @@ class Node:
 
     def image_changed(self, delta: ImageDelta) -> None:
         """Called once the new image can be seen."""
+        if any(resource.type == ResourceType.BROKER for resource in delta.configs_changed):
+            self.dynamic.image_changed(self.image)
         if delta.brokers_changed and "fetchers" in self.__dict__:
             self.fetchers.brokers_changed(delta.brokers_changed)
         for name, topic in _LATER_COORDINATORS.items():

@@ -42,8 +42,9 @@ class Server:
         self.clock = asyncio.get_running_loop().time
         self.gathers_writes = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
         self.dispatch = Dispatcher(node, self).dispatch
-        self._connections_max = settings.integer("max.connections")
-        self._connections_per_host_max = settings.integer("max.connections.per.ip")
+        self._connections_max = self._connections_per_host_max = 0
+        node.dynamic.watch(("max.connections", "max.connections.per.ip"), self._limit_connections)
+        self._limit_connections()
         self._idle_seconds_max = settings.integer("connections.max.idle.ms") / 1000
         self._frame_seconds_max = settings.integer("penstock.request.read.timeout.ms") / 1000
         self._unsent_bytes_max = settings.integer("penstock.max.queued.response.bytes")
@@ -61,6 +62,12 @@ class Server:
         self._progress = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
         self._gathered: list[Connection] | None = None
+
+    def _limit_connections(self) -> None:
+        """For connections that come from now on; those that are open stay."""
+        dynamic = self.node.dynamic
+        self._connections_max = dynamic.integer("max.connections")
+        self._connections_per_host_max = dynamic.integer("max.connections.per.ip")
 
     async def bind(self, listener: Listener) -> int:
         """Returns the bound port; clients are not let in before `serve`. Raises OSError."""

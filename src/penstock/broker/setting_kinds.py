@@ -1,4 +1,4 @@
-"""The two kinds of settings that a node has: read at its start, and fallbacks of what topics may set."""
+"""The kinds of settings that a node has: read at its start, dynamic, and fallbacks of what topics may set."""
 
 from functools import partial
 from typing import Final
@@ -30,4 +30,5 @@ def _setting(
 
 
 node_setting: Final = partial(_setting, read_only=True)
-topic_default: Final = partial(_setting, read_only=False)
+dynamic_setting: Final = partial(_setting, read_only=False)
+topic_default: Final = dynamic_setting

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from penstock.broker.setting_kinds import dynamic_setting as _dynamic
 from penstock.broker.setting_kinds import node_setting as _node
 from penstock.protocol.settings import SettingType
 
@@ -66,7 +67,7 @@ TRANSACTIONS: Final = (
         "How often transactional ids are looked for that have not been used for that long.",
         1,
     ),
-    _node(
+    _dynamic(
         "transaction.partition.verification.enable",
         _BOOLEAN,
         True,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.broker.setting_kinds import node_setting
+from penstock.broker.setting_kinds import dynamic_setting, node_setting
 from penstock.protocol.settings import Setting, SettingType, Value
 
 _INT_MAX: Final = (1 << 31) - 1
@@ -27,8 +27,9 @@ def _presence(kind: str) -> tuple[Setting, ...]:
 
 CONSUMER_GROUPS: Final = (
     *_presence("consumer"),
-    _integer(
+    dynamic_setting(
         "group.consumer.assignment.interval.ms",
+        SettingType.INT,
         1_000,
         "Default of a group's consumer.assignment.interval.ms.",
         0,

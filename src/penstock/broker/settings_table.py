@@ -1,9 +1,11 @@
 """Every setting of a node, declared once: Kafka's names, meanings and defaults where Kafka has them.
 
 Where a default differs from Apache Kafka's, the setting's text says so. What a topic may override is dynamic
-(an operator can change it while the node runs); everything else is read at start.
+(an operator can change it while the node runs), and so is what Apache Kafka lets one change at run time; everything
+else is read at start.
 """
 
+from penstock.broker.setting_kinds import dynamic_setting as _dynamic
 from penstock.broker.setting_kinds import node_setting as _node
 from penstock.broker.setting_kinds import topic_default as _topic_default
 from penstock.broker.settings_coordinators import SHARE_STATE, TRANSACTIONS
@@ -43,8 +45,12 @@ _IDENTITY = (
         check=_one_directory,
         read_only=True,
     ),
-    _node(
-        "num.recovery.threads.per.data.dir", _INT, 2, "Threads that open and recover partitions at start.", 1
+    _dynamic(
+        "num.recovery.threads.per.data.dir",
+        _INT,
+        2,
+        "Threads that open and recover partitions at start, and close them. A start uses the value given to it.",
+        1,
     ),
 )
 
@@ -79,8 +85,8 @@ _NETWORK = (
         "which is Apache Kafka's default.",
         -1,
     ),
-    _node("max.connections", _INT, INT_MAX, "Connections open at once.", 0),
-    _node("max.connections.per.ip", _INT, INT_MAX, "Connections open at once from one address.", 0),
+    _dynamic("max.connections", _INT, INT_MAX, "Connections open at once.", 0),
+    _dynamic("max.connections.per.ip", _INT, INT_MAX, "Connections open at once from one address.", 0),
     _node(
         "connections.max.idle.ms", _LONG, 600_000, "A connection idle for this long is closed; -1 never.", -1
     ),
@@ -200,9 +206,20 @@ _LOG = (
 
 _CLEANER = (
     _node("log.cleaner.enable", _BOOLEAN, True, "Compact topics whose cleanup policy asks for it."),
-    _node("log.cleaner.backoff.ms", _LONG, 15_000, "Rest of the cleaner when nothing needs it.", 0),
-    _node(
-        "log.cleaner.dedupe.buffer.size", _LONG, 128 * _MIB, "Memory that compaction may use for keys.", _MIB
+    _dynamic("log.cleaner.backoff.ms", _LONG, 15_000, "Rest of the cleaner when nothing needs it.", 0),
+    _dynamic(
+        "log.cleaner.threads",
+        _INT,
+        1,
+        "Partitions that are compacted at once; at most one less than penstock.io.threads, whose threads they use.",
+        1,
+    ),
+    _dynamic(
+        "log.cleaner.dedupe.buffer.size",
+        _LONG,
+        128 * _MIB,
+        "Memory that compaction may use for keys, shared by log.cleaner.threads.",
+        _MIB,
     ),
     _topic_default(
         "log.cleaner.min.cleanable.ratio", _DOUBLE, 0.5, "Uncompacted share of a log that is cleaned.", 0, 1
@@ -250,7 +267,7 @@ _GROUPS = (
 )
 
 _PRODUCERS = (
-    _node("producer.id.expiration.ms", _INT, 86_400_000, "How long an idle producer is remembered.", 1),
+    _dynamic("producer.id.expiration.ms", _INT, 86_400_000, "How long an idle producer is remembered.", 1),
     _node(
         "producer.id.expiration.check.interval.ms",
         _INT,

@@ -6,6 +6,7 @@ whose cleaning fails is left alone, with the reason, until its settings change o
 
 import errno
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,15 +69,20 @@ class CleaningReport:
 
 
 class Cleaner:
-    """One pass at a time. `busy` is the log whose segments nobody else may remove meanwhile."""
+    """Safe to call from several threads, each of which cleans a log of its own.
+
+    `busy` are the logs whose segments nobody else may remove meanwhile.
+    """
 
     def __init__(self, data_directory: Path, *, dedupe_buffer_bytes: int) -> None:
+        """`dedupe_buffer_bytes` is for each pass; what is set later counts for passes that begin later."""
         self._path = data_directory / CLEANER_CHECKPOINT
-        self._dedupe_buffer_bytes = dedupe_buffer_bytes
+        self.dedupe_buffer_bytes = dedupe_buffer_bytes
         self._first_dirty = _load(self._path)
         self._seen: dict[PartitionKey, Log] = {}
+        self._lock = threading.Lock()
         self.uncleanable: dict[PartitionKey, Uncleanable] = {}
-        self.busy: PartitionKey | None = None
+        self.busy: set[PartitionKey] = set()
 
     def first_dirty_offset(self, partition: PartitionKey) -> int | None:
         return self._first_dirty.get(partition)
@@ -89,22 +95,24 @@ class Cleaner:
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> CleaningReport | None:
         """Clean the log that needs it most; None when none does. `logs` are all there are to clean."""
-        self._forget_missing(logs)
-        choice = self._filthiest(logs, now_ms)
-        if choice is None:
-            return None
-        partition, dirt = choice
-        self.busy = partition
+        with self._lock:
+            self._forget_missing(logs)
+            choice = self._filthiest(logs, now_ms)
+            if choice is None:
+                return None
+            partition, dirt = choice
+            self.busy.add(partition)
         try:
             return self._clean(partition, logs[partition], dirt.dirty, now_ms, is_cancelled)
         finally:
-            self.busy = None
+            self.busy.discard(partition)
 
     def truncated(self, partition: PartitionKey, offset: int) -> None:
         """The log was cut: what is appended from here on is dirty."""
-        if self._first_dirty.get(partition, 0) > offset:
-            self._first_dirty[partition] = offset
-            write_offsets(self._path, self._first_dirty)
+        with self._lock:
+            if self._first_dirty.get(partition, 0) > offset:
+                self._first_dirty[partition] = offset
+                write_offsets(self._path, self._first_dirty)
 
     def _filthiest(
         self, logs: Mapping[PartitionKey, Cleanable], now_ms: int
@@ -112,7 +120,9 @@ class Cleaner:
         due: list[tuple[PartitionKey, Dirt]] = []
         for partition, cleanable in logs.items():
             log = cleanable.log
-            if not log.config.cleanup_compact or self._is_uncleanable(partition, log.config):
+            if partition in self.busy or not log.config.cleanup_compact:
+                continue
+            if self._is_uncleanable(partition, log.config):
                 continue
             segments = list(log.segments)
             try:
@@ -139,7 +149,7 @@ class Cleaner:
             cleanable.log,
             dirty,
             now_ms=now_ms,
-            dedupe_buffer_bytes=self._dedupe_buffer_bytes,
+            dedupe_buffer_bytes=self.dedupe_buffer_bytes,
             is_cancelled=is_cancelled,
             taken_offset=cleanable.taken_offset,
         )
@@ -165,8 +175,9 @@ class Cleaner:
         return report
 
     def _advance(self, partition: PartitionKey, offset: int) -> None:
-        self._first_dirty[partition] = offset
-        write_offsets(self._path, self._first_dirty)
+        with self._lock:
+            self._first_dirty[partition] = offset
+            write_offsets(self._path, self._first_dirty)
 
     def _is_uncleanable(self, partition: PartitionKey, config: LogConfig) -> bool:
         failed = self.uncleanable.get(partition)

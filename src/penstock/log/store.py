@@ -107,6 +107,13 @@ class LogStore:
             raise
         return store
 
+    def configure(self, *, threads: int, producer_expiry_ms: int) -> None:
+        """For what is opened, closed or forgotten from now on."""
+        with self._lock:
+            self._threads, self._producer_expiry_ms = threads, producer_expiry_ms
+            for log in self.logs.values():
+                log.producers.expiry_ms = producer_expiry_ms
+
     def __repr__(self) -> str:
         return f"<LogStore {self.directory} {len(self.logs)} logs>"
 

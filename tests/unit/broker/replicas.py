@@ -18,6 +18,7 @@ from kio.serial import entity_reader, entity_writer
 from tests.unit.broker.raw_client import turn_until, until
 
 from penstock.broker.context import RequestContext
+from penstock.broker.dynamic_settings import DynamicSettings
 from penstock.broker.fetch_sessions import FetchSessions
 from penstock.broker.handlers import fetch, produce
 from penstock.broker.isr import IsrChanges
@@ -104,6 +105,7 @@ class Broker:
         }
         given |= {name.replace("_", "."): value for name, value in settings.items()}
         self.settings = load_settings(given, {})
+        self.dynamic = DynamicSettings(self.settings)
         self.node_id = node_id
         self.state = state
         self.metrics = Metrics()

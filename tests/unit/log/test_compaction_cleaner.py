@@ -3,8 +3,10 @@
 import errno
 import logging
 import os
+import threading
 import tracemalloc
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
 
@@ -246,7 +248,7 @@ def test_a_pass_can_be_cancelled_between_batches(log: Log, cleaner: Cleaner) -> 
     assert report.next_dirty_offset == report.first_dirty_offset == 0
     assert batches(log) == before
     assert cleaner.uncleanable == {}
-    assert cleaner.busy is None
+    assert not cleaner.busy
     assert clean(log, cleaner) is not None
 
 
@@ -256,7 +258,7 @@ def test_segments_removed_during_a_pass_do_not_come_back(log: Log, cleaner: Clea
     roll(log)
 
     def remove_all() -> bool:
-        assert cleaner.busy == PARTITION
+        assert cleaner.busy == {PARTITION}
         if len(log.segments) > 1:
             log.remove_segments(log.segments[:-1], NOW_MS, end_offset=log.end_offset)
         return False
@@ -405,3 +407,29 @@ def test_a_partition_that_is_moved_away_while_it_is_measured_is_not_an_error(
     assert clean(log, cleaner) is None
     assert cleaner.uncleanable == {}
     assert not caplog.records
+
+
+def test_two_threads_clean_two_logs_at_once(tmp_path: Path, cleaner: Cleaner) -> None:
+    logs = {}
+    for index in range(2):
+        log = open_log(tmp_path / f"t-{index}")
+        dirty(log)
+        logs["t", index] = cleanable(log)
+    both = threading.Barrier(2)
+
+    def meet() -> bool:
+        """Within a pass: the other thread must be within another one."""
+        if not met.is_set():
+            both.wait(20)
+            met.set()
+        return False
+
+    met = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        passes = [
+            pool.submit(cleaner.clean_filthiest, logs, now_ms=NOW_MS, is_cancelled=meet) for _ in range(2)
+        ]
+        reports = [each.result(20) for each in passes]
+    assert sorted(report.partition for report in reports if report is not None) == [("t", 0), ("t", 1)]
+    assert all(report is not None and report.error is None for report in reports)
+    assert not cleaner.busy

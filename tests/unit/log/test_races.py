@@ -66,7 +66,7 @@ class World:
             ticket.run()
             log.flush_done(ticket)
         self.high = log.end
-        if self.cleaner.busy is None or random.random() < 0.2:
+        if not self.cleaner.busy or random.random() < 0.2:
             gone = log.expired_segments(NOW_MS, self.high.offset)
             for path in log.remove_segments(gone, NOW_MS, end_offset=log.end_offset):
                 path.unlink(missing_ok=True)

@@ -53,6 +53,7 @@ class Writer(NamedTuple):
         return self.produce_version >= ADDS_FROM
 
 
+_VERIFICATION: Final = "transaction.partition.verification.enable"
 _Key = tuple[UUID, int, int]  # topic id, partition, producer id
 #: What to append with; None where nothing needs to be said, an error where nothing may be appended.
 Word = VerificationGuard | ApiError | None
@@ -61,8 +62,13 @@ Word = VerificationGuard | ApiError | None
 class Admission:
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._verifies = node.settings.boolean("transaction.partition.verification.enable")
+        self._verifies = True
+        node.dynamic.watch((_VERIFICATION,), self._configure)
+        self._configure()
         self._last: dict[_Key, asyncio.Task[None]] = {}
+
+    def _configure(self) -> None:
+        self._verifies = self._node.dynamic.boolean(_VERIFICATION)
 
     def must_wait(self, partition: Partition, writer: Writer) -> bool:
         """Whether the writer's batch has to go through `line_up`."""

@@ -224,16 +224,15 @@ class _BrokerResource(_Resource):
 
     def validate(self, values: Mapping[str, str]) -> None:
         """INVALID_REQUEST for a bad value of a broker is what clients know from Kafka (KAFKA-13609)."""
+        fixed = [name for name in values if name in self.settings and self.settings[name].read_only]
+        if fixed:
+            names = ", ".join(fixed)
+            raise ApiError(ErrorCode.invalid_request, f"Cannot update these configs dynamically: [{names}]")
         for name, text in values.items():
-            setting = self.settings.get(name)
-            if setting is None:
+            if name not in self.settings:
                 raise ApiError(ErrorCode.invalid_request, f"Unknown broker config name: {name}")
-            if setting.read_only:
-                raise ApiError(
-                    ErrorCode.invalid_request, f"Cannot update these configs dynamically: Set({name})"
-                )
             try:
-                setting.parse(text)
+                self.settings[name].parse(text)
             except InvalidSetting as error:
                 raise ApiError(ErrorCode.invalid_request, str(error)) from None
 

@@ -1,0 +1,181 @@
+"""Broker settings changed while the node runs: what they do at once, how they are shown, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+from tests.unit.broker.configuring import alter, described
+from tests.unit.broker.raw_client import Client, create_topic, running, until
+from tests.unit.broker.wire_client import WireClient
+
+from penstock.broker.node import Node
+from penstock.broker.settings_table import NODE_SETTINGS
+from penstock.cluster.effective import ConfigSource
+from penstock.cluster.state import ResourceType
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.records import Record, encode_batch
+
+HERE, EVERYWHERE = (ResourceType.BROKER, "1"), (ResourceType.BROKER, "")
+OK = (ErrorCode.none, None)
+#: Those of Apache Kafka 4.3 that exist here and are about more than one topic's default.
+KAFKAS_DYNAMIC = {
+    "compression.type",
+    "group.consumer.assignment.interval.ms",
+    "log.cleaner.backoff.ms",
+    "log.cleaner.dedupe.buffer.size",
+    "log.cleaner.threads",
+    "log.retention.bytes",
+    "log.retention.ms",
+    "log.segment.bytes",
+    "max.connections",
+    "max.connections.per.ip",
+    "message.max.bytes",
+    "min.insync.replicas",
+    "num.recovery.threads.per.data.dir",
+    "producer.id.expiration.ms",
+    "transaction.partition.verification.enable",
+    "unclean.leader.election.enable",
+}
+
+
+def test_what_apache_kafka_lets_one_change_is_dynamic() -> None:
+    assert {name for name in KAFKAS_DYNAMIC if NODE_SETTINGS[name].read_only} == set()
+
+
+async def test_fixed_settings_are_refused_by_name(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        client = await WireClient.connect(node)
+        for resource in (HERE, EVERYWHERE):
+            assert await alter(client, resource, {"log.retention.ms": "5", "log.dirs": "/x"}) == (
+                ErrorCode.invalid_request,
+                "Cannot update these configs dynamically: [log.dirs]",
+            )
+            code, message = await alter(client, resource, {"max.connections": "-1"})
+            assert code is ErrorCode.invalid_request
+            assert message is not None
+            assert "max.connections" in message
+        assert node.image.configs == {}
+        await client.close()
+
+
+async def test_sources_and_synonyms_are_shown_strongest_first(tmp_path: Path) -> None:
+    async with running(tmp_path, max_connections="500") as node:
+        client = await WireClient.connect(node)
+
+        async def shown() -> tuple[str, int, bool, list[tuple[str, int]]]:
+            found = (await described(client, HERE, "max.connections"))["max.connections"]
+            synonyms = [(s.value, s.source) for s in found.synonyms]
+            return found.value, found.config_source, found.read_only, synonyms
+
+        given = [("500", ConfigSource.STATIC_BROKER), (str(2**31 - 1), ConfigSource.DEFAULT)]
+        assert await shown() == ("500", ConfigSource.STATIC_BROKER, False, given)
+        assert await alter(client, EVERYWHERE, {"max.connections": "400"}) == OK
+        given = [("400", ConfigSource.DYNAMIC_DEFAULT_BROKER), *given]
+        assert await shown() == ("400", ConfigSource.DYNAMIC_DEFAULT_BROKER, False, given)
+        assert await alter(client, HERE, {"max.connections": "300"}) == OK
+        given = [("300", ConfigSource.DYNAMIC_BROKER), *given]
+        assert await shown() == ("300", ConfigSource.DYNAMIC_BROKER, False, given)
+        everywhere = await described(client, EVERYWHERE)
+        assert {name: config.value for name, config in everywhere.items()} == {"max.connections": "400"}
+        await client.close()
+
+
+async def test_limits_of_connections_count_for_the_next_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        client = await WireClient.connect(node)
+        for resource, name in ((EVERYWHERE, "max.connections.per.ip"), (HERE, "max.connections")):
+            assert await alter(client, resource, {name: "1"}) == OK
+            assert await (await Client.connect(node)).is_cut_off()
+            assert await alter(client, resource, {name: None}) == OK
+            assert await answers(node)
+        await client.close()
+
+
+async def answers(node: Node) -> bool:
+    client = await WireClient.connect(node)
+    found = await described(client, HERE, "node.id")
+    await client.close()
+    return bool(found)
+
+
+async def test_a_change_outlives_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        client = await WireClient.connect(node)
+        assert await alter(client, HERE, {"max.connections.per.ip": "1"}) == OK
+        await client.close()
+    async with running(tmp_path) as node:
+        client = await WireClient.connect(node)
+        await described(client, HERE, "node.id")
+        assert await (await Client.connect(node)).is_cut_off()
+        await client.close()
+
+
+async def test_defaults_of_topics_reach_their_logs(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        await create_topic(node, "plain")
+        await create_topic(node, "own", retention_ms="7000")
+        client = await WireClient.connect(node)
+        plain, own = (node.partitions.find(topic, 0).log for topic in ("plain", "own"))
+        changes: dict[str, str | None] = {"log.retention.ms": "5000", "message.max.bytes": "2000"}
+        assert await alter(client, EVERYWHERE, changes) == OK
+        assert (plain.config.retention_ms, plain.config.max_message_bytes) == (5000, 2000)
+        assert (own.config.retention_ms, own.config.max_message_bytes) == (7000, 2000)
+        assert await alter(client, HERE, {"log.retention.ms": "6000"}) == OK
+        assert (plain.config.retention_ms, own.config.retention_ms) == (6000, 7000)
+        await client.close()
+
+
+def write(node: Node, topic: str, *, producer_id: int = -1) -> None:
+    """Two values of one key, each in a segment of its own, and one more that is not yet to be compacted."""
+    partition = node.partitions.find(topic, 0)
+    producer = {} if producer_id < 0 else {"producer_id": producer_id, "producer_epoch": 0}
+    for number in range(3):
+        batch = encode_batch(
+            [Record(0, node.now_ms(), b"key", b"x" * 5000)],
+            **producer | ({"base_sequence": number} if producer else {}),
+        )
+        partition.append(memoryview(batch), node.now_ms())
+
+
+async def test_a_shorter_rest_of_the_cleaner_counts_at_once(tmp_path: Path) -> None:
+    compacted = {"cleanup_policy": "compact", "segment_bytes": "6000", "min_cleanable_dirty_ratio": "0"}
+    async with running(tmp_path, log_cleaner_backoff_ms="3600000") as node:
+        for topic in ("a", "b"):
+            await create_topic(node, topic, **compacted)
+            write(node, topic)
+        client = await WireClient.connect(node)
+        changes: dict[str, str | None] = {
+            "log.cleaner.threads": "2",
+            "log.cleaner.dedupe.buffer.size": str(4 << 20),
+            "log.cleaner.backoff.ms": "10",
+        }
+        assert await alter(client, EVERYWHERE, changes) == OK
+        cleaner = node.housekeeping._the_cleaner()
+        await until(lambda: [cleaner.first_dirty_offset((topic, 0)) for topic in ("a", "b")] == [2, 2])
+        assert cleaner.dedupe_buffer_bytes == 2 << 20, "shared by two threads"
+        await client.close()
+
+
+async def test_producers_are_forgotten_by_the_new_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, producer_id_expiration_check_interval_ms="10") as node:
+        await create_topic(node, "t")
+        write(node, "t", producer_id=7)
+        known = node.partitions.find("t", 0).log.producers.states
+        assert 7 in known
+        client = await WireClient.connect(node)
+        assert await alter(client, EVERYWHERE, {"producer.id.expiration.ms": "1"}) == OK
+        await until(lambda: 7 not in known)
+        await create_topic(node, "later")
+        assert node.partitions.find("later", 0).log.producers.expiry_ms == 1
+        await client.close()
+
+
+async def test_verification_of_transactions_can_be_switched(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        admission = node.transactions.admission
+        client = await WireClient.connect(node)
+        assert admission._verifies
+        assert await alter(client, HERE, {"transaction.partition.verification.enable": "false"}) == OK
+        assert not admission._verifies
+        await client.close()
