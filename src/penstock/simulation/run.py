@@ -81,6 +81,8 @@ def _play(world: World, cluster: Cluster, workload: Workload, faults: Faults) ->
     workload.close()
     if not world.run(world.now_ms + workload.mend_ms_max, workload.is_done):
         raise Violation("progress", f"after the faults: {workload.unfinished()}")
+    if not world.run(world.now_ms + workload.mend_ms_max, lambda: workload.incomplete() is None):
+        raise Violation("in-sync sets recover", f"after the faults: {workload.incomplete()}")
     workload.finish()
 
 

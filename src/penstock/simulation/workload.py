@@ -161,6 +161,16 @@ class Workload(ABC):
         self._judged_ms = self.world.now_ms
         return self.unfinished() is None
 
+    def incomplete(self) -> str | None:
+        """A partition whose replicas are not all in sync, or whose reassignment has not ended, if there is one."""
+        for topic in self.cluster.invariants.image.topics.values():
+            for index, state in topic.partitions.items():
+                if state.adding_replicas or state.removing_replicas:
+                    return f"{topic.name}-{index} is still being reassigned: {state}"
+                if set(state.isr) != set(state.replicas):
+                    return f"{topic.name}-{index} has in-sync set {state.isr} of {state.replicas}"
+        return None
+
     def unavailable(self) -> str | None:
         """A partition that has not recovered, if there is one."""
         for topic in self.topics:

@@ -365,6 +365,8 @@ class OldClient(Client):
         self.cooperative = cooperative
         self.epoch = -1
         self.step = "join"
+        #: As the leader of a classic group: the topics that the group subscribes to, and the partitions assigned.
+        self._led: tuple[set[str], set[Place]] | None = None
         self._token: object = None
 
     def crash(self) -> None:
@@ -382,6 +384,9 @@ class OldClient(Client):
                 self._join(lost)
             case "sync":
                 self._sync((), lost)
+            case "beat" if self._led is not None and self._led[1] != self.world.topics.places(self._led[0]):
+                # The leader sees in its metadata that partitions were added or deleted, and has them assigned again.
+                self._join(lost)
             case "beat":
                 self._beat(lost)
 
@@ -438,6 +443,7 @@ class OldClient(Client):
                 self.member_id = reply.member_id
             case ErrorCode.none:
                 self.member_id, self.epoch, self.step = reply.member_id, reply.generation, "sync"
+                self._led = None
                 if reply.leader == self.member_id:
                     self._sync(self._assign(reply), "")
             case ErrorCode.rebalance_in_progress:
@@ -460,7 +466,9 @@ class OldClient(Client):
             for number in numbers
         }
         given: dict[str, dict[str, list[int]]] = {member_id: {} for member_id in wanted}
-        for topic_name in sorted({topic for each in wanted.values() for topic in each.topics}):
+        names = {topic for each in wanted.values() for topic in each.topics}
+        self._led = names, self.world.topics.places(names)
+        for topic_name in sorted(names):
             topic = self.world.topics.get(topic_name)
             takers = [member_id for member_id, each in wanted.items() if topic_name in each.topics]
             for number in range(0 if topic is None else topic.partition_count):
