@@ -1,7 +1,9 @@
 """Tests of the Spark side run where the `spark` extra is installed, with one Spark session for all of them."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,8 @@ SPARK_SETTINGS = {
     #: Queries are over before the better compiler and the parallel collectors have paid for themselves.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
+#: The limit is there to end a test that hangs. Spark on a busy machine is slow: that is no failure.
+HANG_S = 900
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -29,11 +33,72 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"tests/spark left out: no {names} here (pip install 'penstock[spark]')")
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    """One session for all tests: it takes seconds to start."""
-    from penstock.spark.session import session
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(HANG_S))
 
-    made = session("penstock-tests", master="local[2,4]", settings=SPARK_SETTINGS)
-    yield made
-    made.stop()
+
+class SharedSession:
+    """The session that tests share: it takes seconds to start.
+
+    A test that is cut off by its time limit inside py4j leaves an unread reply on the connection, so every later call
+    would get the reply of the one before. Such a test takes the session along, and the next test starts a new one.
+    """
+
+    def __init__(self) -> None:
+        self._session: Any = None
+
+    def get(self) -> Any:
+        from penstock.spark.session import session
+
+        if self._session is None:
+            self._session = session("penstock-tests", master="local[2,4]", settings=SPARK_SETTINGS)
+        return self._session
+
+    def discard(self) -> None:
+        """Without a word to the JVM, which may never answer."""
+        from pyspark import SparkContext
+
+        from penstock.spark.session import forget_dead
+
+        self._session = None
+        gateway = SparkContext._gateway
+        if gateway is None:
+            return
+        gateway.proc.kill()
+        gateway.proc.wait()
+        with suppress(Exception):
+            gateway.shutdown_callback_server()
+        forget_dead()
+
+    def stop(self) -> None:
+        if self._session is not None:
+            self._session.stop()
+
+
+_SHARED = SharedSession()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Before the test's fixtures are torn down, so that these do not wait for a session that hangs."""
+    report = yield
+    if call.excinfo is not None and "spark" in getattr(item, "fixturenames", ()) and _is_timeout(call.excinfo):
+        _SHARED.discard()
+    return report
+
+
+def _is_timeout(raised: pytest.ExceptionInfo[BaseException]) -> bool:
+    return raised.errisinstance(pytest.fail.Exception) and str(raised.value).startswith("Timeout (>")
+
+
+@pytest.fixture(scope="session")
+def _shared_session() -> Iterator[SharedSession]:
+    yield _SHARED
+    _SHARED.stop()
+
+
+@pytest.fixture
+def spark(_shared_session: SharedSession) -> Any:
+    return _shared_session.get()
