@@ -84,7 +84,11 @@ _SHARED = SharedSession()
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     """Before the test's fixtures are torn down, so that these do not wait for a session that hangs."""
     report = yield
-    if call.excinfo is not None and "spark" in getattr(item, "fixturenames", ()) and _is_timeout(call.excinfo):
+    if (
+        call.excinfo is not None
+        and "spark" in getattr(item, "fixturenames", ())
+        and _is_timeout(call.excinfo)
+    ):
         _SHARED.discard()
     return report
 

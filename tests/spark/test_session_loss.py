@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-INNER = '''
+INNER = """
 import pytest
 
 def test_starts_the_session(spark):
@@ -23,7 +23,7 @@ def test_hangs_in_py4j(spark, clings):
 
 def test_has_a_session_of_its_own(spark):
     assert spark.range(10).selectExpr("sum(id) as total").collect()[0].total == 45
-'''
+"""
 
 
 def test_a_timed_out_test_leaves_the_next_one_a_new_session(tmp_path):
@@ -32,9 +32,7 @@ def test_a_timed_out_test_leaves_the_next_one_a_new_session(tmp_path):
     command += ["-p", "tests.spark.conftest", "-p", "no:cacheprovider", str(tmp_path / "test_inner.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("PYTEST_ADDOPTS", None)
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert "PASSED test_inner.py::test_starts_the_session" in done.stdout, done.stdout + done.stderr
     assert "FAILED test_inner.py::test_hangs_in_py4j" in done.stdout
     assert "PASSED test_inner.py::test_has_a_session_of_its_own" in done.stdout, done.stdout[-6000:]

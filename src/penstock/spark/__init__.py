@@ -1,5 +1,11 @@
-"""Topics as Spark sources, sinks and tables, and the pipelines that run on them. Needs the `spark` extra."""
+"""Topics as Spark sources, sinks and tables, and the pipelines that run on them. Needs the `spark` extra.
 
+Importing it before the first session makes Spark run its Python workers with this interpreter, unless PYSPARK_PYTHON
+says otherwise: the `python3` of an environment that is not activated knows nothing of Penstock.
+"""
+
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +24,8 @@ if TYPE_CHECKING:
 
 _DECLARATION: Final = "penstock.spark.pipelines.declaration"
 _PARSING: Final = "penstock.spark.pipelines.parsing"
+#: What Spark runs workers with where nothing is said.
+_SPARKS_DEFAULT: Final = "python3"
 #: Where the names are that users import from here; nothing is loaded before it is used.
 _EXPORTS: Final = {
     "Backoff": "penstock.client.retrying",
@@ -33,6 +41,8 @@ _EXPORTS: Final = {
     "row_function": _DECLARATION,
 }
 
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
 
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
@@ -47,5 +57,18 @@ def register(spark: Any) -> None:
     """
     from penstock.spark.datasource import PenstockDataSource
 
+    _use_this_interpreter(spark)
     spark.dataSource.register(PenstockDataSource)
     spark.createDataFrame([], "nothing INT")
+
+
+def _use_this_interpreter(spark: Any) -> None:
+    """Where driver and workers share a machine, and the session was made before this package was imported."""
+    context = None if _is_connected(spark) else spark.sparkContext
+    if context is not None and context.pythonExec == _SPARKS_DEFAULT and context.master.startswith("local"):
+        context.pythonExec = os.environ["PYSPARK_PYTHON"]
+
+
+def _is_connected(spark: Any) -> bool:
+    """Sessions of Spark Connect have their workers on the server."""
+    return ".connect." in type(spark).__module__

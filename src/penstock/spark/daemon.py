@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 #: What runs tasks; the daemons of workers that only plan need no kernels.
 _TASKS: Final = "pyspark.worker"
@@ -21,12 +22,25 @@ def main() -> None:
             from penstock.spark.columns import preload
 
             preload()
-    from pyspark.daemon import manager
+    from pyspark import daemon
 
+    daemon.worker = _ending_quietly(daemon.worker)
     # Workers collect garbage after every task, and would walk through all that is loaded here each time.
     gc.collect()
     gc.freeze()
-    manager()
+    daemon.manager()
+
+
+def _ending_quietly(worker: Callable[..., int]) -> Callable[..., int]:
+    """PySpark prints a traceback where Spark has closed the socket before the last bytes were written."""
+
+    def ended(*given: Any) -> int:
+        try:
+            return worker(*given)
+        except (BrokenPipeError, ConnectionResetError):
+            return 1
+
+    return ended
 
 
 if __name__ == "__main__":

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
-from penstock.spark.plainly import told_plainly
+from penstock.spark.plainly import end_with_reader, is_planner, told_plainly
+
+if is_planner():
+    end_with_reader()
 
 if TYPE_CHECKING:
     from penstock.spark.batch_source import BatchReader

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import InputPartition
 
 from penstock.spark.offsets import OffsetRange
 from penstock.spark.options import SourceOptions
-from penstock.spark.plainly import told_plainly
+from penstock.spark.plainly import handed, told_plainly
 from penstock.spark.schemas import Projection
 from penstock.spark.sink_options import SinkOptions
 from penstock.spark.tickets import Ticket
@@ -37,8 +37,7 @@ def read_task(options: SourceOptions, projection: Projection, partition: Any) ->
         if partition.ticket is not None and not _may_read(options, partition.ticket, partition.wanted):
             return
         fit = projection.fit()
-        for batch in read_range(options, partition.wanted, projection.columns):
-            yield fit(batch)
+        yield from handed(map(fit, read_range(options, partition.wanted, projection.columns)))
 
 
 def _may_read(options: SourceOptions, ticket: Ticket, wanted: OffsetRange) -> bool:

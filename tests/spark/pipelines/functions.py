@@ -28,6 +28,13 @@ def by_chance(order):
     return {"id": order["id"]}
 
 
+@row_function("id STRING")
+def lacks_module(order):
+    import no_such_module_of_anybody  # noqa: F401
+
+    return {"id": order["id"]}
+
+
 def until_there(path: str) -> RowFunction:
     """Rows called `late` work once there is such a file, those called `never` do not."""
 

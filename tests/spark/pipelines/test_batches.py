@@ -27,7 +27,7 @@ from penstock.spark.pipelines.declaration import (
 from penstock.spark.pipelines.failures import range_in
 from penstock.spark.pipelines.parsing import json_rows
 from penstock.spark.pipelines.status import Counts
-from penstock.spark.pipelines.watching import trouble_of
+from penstock.spark.pipelines.watching import is_lasting, trouble_of
 from penstock.spark.sink_options import Contract
 
 ORDERS = json_rows("id STRING NOT NULL, amount DOUBLE")
@@ -111,6 +111,27 @@ def test_good_and_bad_rows_of_one_evaluation(line, declare):
     assert counted(line, declared.name) == Counts(rows_in=10, rows_out=2, retried=1, dead=5)
     held = line.spark.sparkContext._jsc.getPersistentRDDs()
     assert len(held) == 0, "nothing is held when a batch is done"
+
+
+def test_a_module_that_is_not_installed_is_no_rows_fault(line, declare):
+    """Neither in a row function nor in a transformation: nothing is retried, nothing becomes a dead letter."""
+
+    def transform(rows):
+        def lacking(batches):
+            import no_such_module_of_anybody  # noqa: F401
+
+            yield from batches
+
+        return rows.select("id").mapInArrow(lacking, "id STRING")
+
+    for given in ({"rows": (functions.lacks_module,)}, {"transform": transform}):
+        declared, source, sink = declare(**given)
+        line.put(source, {"id": "a"}, {"id": "b"})
+        with pytest.raises(StreamingQueryException) as raised:
+            line.run(declared)
+        trouble = trouble_of(raised.value)
+        assert (trouble.kind, is_lasting(trouble)) == ("ModuleNotFoundError", True)
+        assert line.messages(sink) + line.messages(f"{source}.dlq") + line.messages(f"{source}.retry.1") == []
 
 
 def test_retries_come_back_when_due(line, declare, tmp_path):

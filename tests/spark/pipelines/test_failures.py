@@ -4,6 +4,7 @@ import pytest
 
 from penstock.client.errors import Unavailable
 from penstock.spark.pipelines.failures import failure_in_spark, is_of_rows, range_in
+from penstock.spark.pipelines.watching import is_lasting, trouble_of
 
 OF_PYTHON = """[FOREACH_BATCH_USER_FUNCTION_ERROR] An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -57,6 +58,10 @@ def test_others_by_their_first_line():
         (Exception("An error occurred while calling o1.save.\n: java.lang.InterruptedException"), False),
         (Exception("[SPARK_JOB_CANCELLED] Job 5 cancelled"), False),
         (Exception(TOLD_PLAINLY % "client.errors.Unavailable: nobody answers"), False),
+        (
+            Exception(OF_PYTHON.replace("KeyError: 'amount'", "ModuleNotFoundError: No module named 'x'")),
+            False,
+        ),
         (Exception(TOLD_PLAINLY % "client.errors.Refused: t[0]: topic authorization failed"), False),
         (Exception(TOLD_PLAINLY % "client.errors.RecordsRefused: t[0]: message too large"), True),
         (Exception(TOLD_PLAINLY % "spark.sink_rows.WrongRow: a row has no topic"), True),
@@ -71,3 +76,12 @@ def test_whether_rows_may_be_the_reason(error, is_theirs):
 def test_the_offsets_of_the_batch_that_failed():
     assert range_in(Exception(ENDED)) == "t[0] 5 to 8"
     assert range_in(Exception("boom")) is None
+
+
+def test_a_missing_module_is_final_and_says_what_to_install():
+    told = OF_PYTHON.replace("KeyError: 'amount'", "ModuleNotFoundError: No module named 'pandas'")
+    found = trouble_of(Exception(told))
+    assert found.message.startswith(
+        "No module named 'pandas' (install it wherever tasks of this pipeline run"
+    )
+    assert is_lasting(found)

@@ -194,6 +194,8 @@ def _call(
         if found is not None:
             return dict(found)
         dropped.add(number)
+    except ImportError:
+        raise  # every row would fail in the same way, until the module is installed
     except Exception as error:
         failures[number] = _Failed(failure_of(error), not isinstance(error, DeadLetter))
     return None

@@ -27,6 +27,8 @@ _STOPPED: Final = (
     "SPARK_JOB_CANCELLED",
 )
 _IS_OURS: Final = "penstock."
+#: What Python raises where something is not installed. No row is the reason, and the next attempt lacks it too.
+MISSING_MODULE: Final = ("ImportError", "ModuleNotFoundError")
 #: Of our errors those that single rows are the reason of, by the names under which Spark tells of them.
 _OF_RECORDS: Final = frozenset(
     f"{kind.__module__}.{kind.__qualname__}" for kind in (RecordsRefused, RecordTooLarge, WrongRow)
@@ -42,6 +44,8 @@ def is_of_rows(error: Exception) -> bool:
     if isinstance(error, ClientError) or any(words in str(error) for words in _STOPPED):
         return False
     kind = failure_in_spark(error).error_class
+    if kind in MISSING_MODULE:
+        return False
     return not kind.startswith(_IS_OURS) or kind in _OF_RECORDS
 
 

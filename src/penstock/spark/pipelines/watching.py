@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from penstock.client.errors import ClientError
 from penstock.spark.offsets import Position
+from penstock.spark.pipelines.failures import MISSING_MODULE
 from penstock.spark.pipelines.status import Trouble
 from penstock.spark.plainly import OURS
 
@@ -25,6 +26,7 @@ _LASTING: Final = frozenset(
         "AuthenticationFailed",
         "ClaimError",
         "DataLoss",
+        *MISSING_MODULE,
         "LoadingError",
         "NoJava",
         "OptionError",
@@ -41,6 +43,7 @@ _SPARKS: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]*)")
 #: Where Spark begins to tell of itself.
 _ENDS: Final = re.compile(r"\n=== Streaming Query ===|\n+JVM stacktrace:|\n SQLSTATE:| SQLSTATE: \w+")
 _MESSAGE_CHARS_MAX: Final = 600
+_INSTALL_IT: Final = " (install it wherever tasks of this pipeline run; pip install 'penstock[spark]' has all that Penstock needs)"
 
 
 class QueryFailed(Exception):
@@ -146,7 +149,8 @@ def trouble_of(error: BaseException) -> Trouble:
         if found := pattern.findall(text):
             kind, message = found[-1]
             kind = kind.rpartition(".")[2]
-            return Trouble(kind=kind, message=_short(message) or kind)
+            advice = _INSTALL_IT if kind in MISSING_MODULE else ""
+            return Trouble(kind=kind, message=(_short(message) or kind) + advice)
     if sparks := _SPARKS.search(text):
         return Trouble(kind=type(error).__name__, message=_short(sparks[2]))
     return Trouble(kind=type(error).__name__, message=_short(text.split("\n")[0]) or type(error).__name__)
