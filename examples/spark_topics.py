@@ -27,7 +27,6 @@ def main() -> None:
         spark.read.format("penstock")
         .option("kafka.bootstrap.servers", BOOTSTRAP)
         .option("subscribe", "fruit")
-        .option("kafka.isolation.level", "read_committed")
         .load()
     )
     counts = topic.selectExpr("cast(key AS STRING) AS key").groupBy("key").count().orderBy("key")

@@ -1,5 +1,6 @@
 """The board that pipelines tell of themselves on: what is written there is what anybody reads."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -7,13 +8,19 @@ import pytest
 from tests.brokers import BrokerProcess
 from tests.compat.confluent import publish
 from tests.compat.message import Message
+from tests.waiting import eventually
 
 from penstock.client.cluster import Cluster
+from penstock.client.letters import retry_topic
 from penstock.client.positions import commit
+from penstock.client.producing import RawProducer
 from penstock.client.settings import ConnectionSettings
 from penstock.client.topics import delete_topics
+from penstock.protocol.letters import GROUP
+from penstock.protocol.records import Record, encode_batch
 from penstock.spark.decisions import MicroBatch
 from penstock.spark.pipelines.board import TOPIC, Board
+from penstock.spark.pipelines.lag import lag_of
 from penstock.spark.pipelines.status import (
     FRESH_MS,
     Counts,
@@ -25,7 +32,6 @@ from penstock.spark.pipelines.status import (
     add_counts,
     forget,
     generation_of,
-    lag_of,
     statuses,
     stop_wish,
     wish_stop,
@@ -114,6 +120,39 @@ def test_lag_is_what_the_group_has_not_read(cluster: Cluster, topic: str, group:
     assert lag_of(cluster, group) == 3
     commit(cluster, group, {(topic, 0): 5})
     assert lag_of(cluster, group) == 0
+
+
+def test_lag_counts_records_that_will_be_read(
+    cluster: Cluster, topic: str, group: str, bootstrap: str, unique: Callable[[str], str]
+) -> None:
+    """No markers, nothing that was aborted or is not committed yet, and no retries of another group."""
+    for is_kept in (True, False):
+        with RawProducer(cluster, transactional_id=unique("x")) as producer:
+            producer.init()
+            producer.send(topic, 0, batch_of(2))
+            producer.end(commit=is_kept)
+    with RawProducer(cluster, transactional_id=unique("open")) as producer:
+        producer.init()
+        producer.send(topic, 0, batch_of(1))
+        producer.flush()
+        commit(cluster, group, {(topic, 0): 0})
+        assert lag_of(cluster, group) == 2
+        commit(cluster, group, {(topic, 0): 1})
+        assert lag_of(cluster, group) == 1, "in the middle of a batch"
+        commit(cluster, group, {(topic, 0): 2})
+        assert lag_of(cluster, group) == 0
+        producer.end(commit=True)
+    eventually(lambda: lag_of(cluster, group) == 1, what="the record that is committed now")
+    retries = retry_topic(topic, 1)
+    headers = [((GROUP, group.encode()),), ((GROUP, b"another"),), ()]
+    publish(bootstrap, retries, [Message(value=b"x", headers=each) for each in headers])
+    commit(cluster, group, {(topic, 0): 9, (retries, 0): 0})
+    assert lag_of(cluster, group) == 2
+
+
+def batch_of(count: int) -> bytes:
+    now_ms = int(time.time() * 1000)
+    return encode_batch([Record(number, now_ms, None, b"x") for number in range(count)])
 
 
 def test_a_board_that_was_deleted_begins_anew(fresh_broker: BrokerProcess) -> None:

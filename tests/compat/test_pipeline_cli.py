@@ -259,6 +259,35 @@ def test_reset_of_a_job_ends_what_it_has_left_open(
     assert not list_transactions(cluster, f"penstock-sink-{query}", ("Ongoing",))
 
 
+def test_reset_takes_the_words_of_group_reset(
+    penstock: Any, answer: Any, cluster: Cluster, told: Status, topic: str, bootstrap: str, group: str
+) -> None:
+    """A pipeline and a group that stand at the same place are moved to the same place by the same words."""
+    assert told.group is not None
+    base_ms = now_ms()
+    publish(bootstrap, topic, [Message(value=b"x", timestamp_ms=base_ms + 1_000 * n) for n in range(5)])
+    write_status(Board(cluster), replace(told, state=State.STOPPED))
+    plain = group + "-plain"
+    ways = (
+        ("--to-earliest", 0), ("--to-latest", 5), ("--to-offset=2", 2), (f"--to-timestamp={base_ms + 2_000}", 2),
+        ("--shift-by=-1", 2), ("--to=earliest", 0), ("--to=latest", 5), (f"--to={base_ms + 3_000}", 3),
+        ("--to=" + json.dumps({topic: {"0": 4}}), 4), ("--to=" + json.dumps({topic: {"0": -1}}), 5),
+    )  # fmt: skip
+    for way, offset in ways:
+        commit(cluster, plain, {(topic, 0): 3})
+        commit(cluster, told.group, {(topic, 0): 3}, metadata=METADATA)
+        for command in (("group", "reset", plain), ("pipeline", "reset", told.name)):
+            moved = answer(*command, way, "--topic", topic, "--yes")
+            assert [(each["from"], each["to"]) for each in moved["partitions"]] == [(3, offset)], (
+                command,
+                way,
+            )
+    for command in (("group", "reset", plain), ("pipeline", "reset", told.name)):
+        assert "in one way" in penstock(*command, "--to", "latest", "--to-earliest", "--yes", code=2)[1]
+        assert "no point in time" in penstock(*command, "--to", "soon", "--yes", code=2)[1]
+        penstock(*command, "--topic", "nowhere", "--to-earliest", "--yes", code=1)
+
+
 @pytest.mark.parametrize(
     ("where", "complaint"),
     [

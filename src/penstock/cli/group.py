@@ -1,7 +1,6 @@
 """`penstock group`: list, describe, reset and delete groups of every kind, and change their settings."""
 
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +10,18 @@ from penstock.cli.failure import WRONG_USAGE, Failure
 from penstock.cli.group_settings import alter, own_settings
 from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes
 from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_table
-from penstock.cli.positions import Anchor, Position, parse_timestamp
+from penstock.cli.reset_target import (
+    Offsets,
+    OnlyTopics,
+    Shift,
+    ShiftBy,
+    To,
+    ToEarliest,
+    ToLatest,
+    ToOffset,
+    ToTimestamp,
+    parse_target,
+)
 from penstock.cli.share_description import print_shared_partitions, shared_description, start_offsets
 from penstock.cli.share_groups import (
     SHARE,
@@ -22,6 +32,9 @@ from penstock.cli.share_groups import (
     share_group_names,
 )
 from penstock.cli.starting import starting_offsets
+
+#: As offsets by partition name the ends of a log.
+EARLIEST, LATEST = -2, -1
 
 app = typer.Typer(help="List, describe, alter, reset and delete groups.", no_args_is_help=True)
 
@@ -191,24 +204,13 @@ def _print_description(document: dict[str, Any]) -> None:
 @app.command()
 def reset(
     group: Annotated[str, typer.Argument(metavar="GROUP", show_default=False)],
-    topics: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--topic", "-t", metavar="TOPIC[:PARTITION]", help="Only this; all that it has if not given."
-        ),
-    ] = None,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="Past the last record.")] = False,
-    to_offset: Annotated[
-        int | None, typer.Option("--to-offset", metavar="OFFSET", min=0, help="To this offset.")
-    ] = None,
-    to_timestamp: Annotated[
-        str | None,
-        typer.Option("--to-timestamp", metavar="TIME", help="ISO 8601, milliseconds, or an age such as 15m."),
-    ] = None,
-    shift_by: Annotated[
-        int | None, typer.Option("--shift-by", metavar="N", help="On or back by so many records.")
-    ] = None,
+    topics: OnlyTopics = None,
+    to: To = None,
+    to_earliest: ToEarliest = False,
+    to_latest: ToLatest = False,
+    to_offset: ToOffset = None,
+    to_timestamp: ToTimestamp = None,
+    shift_by: ShiftBy = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     yes: Yes = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -218,18 +220,28 @@ def reset(
 
     Shows the plan first and asks before it changes anything.
     """
-    position = _target(to_earliest, to_latest, to_offset, to_timestamp, shift_by)
+    target = parse_target(
+        to,
+        to_earliest=to_earliest,
+        to_latest=to_latest,
+        to_offset=to_offset,
+        to_timestamp=to_timestamp,
+        shift_by=shift_by,
+    )
     cluster = Cluster(bootstrap)
     is_shared = group in share_group_names(cluster)
     if not is_shared:
         _refuse_sparks(cluster, group)
     committed = start_offsets(cluster, group) if is_shared else _committed(cluster, group)
-    places = _places(cluster, group, topics or [], committed)
-    if position is not None:
-        planned = starting_offsets(cluster, places, position)
-    else:
-        assert shift_by is not None
-        planned = _shifted(cluster, places, committed, shift_by)
+    named = target.by_place if isinstance(target, Offsets) else {}
+    places = _places(cluster, group, [*(topics or []), *_as_options(named)], committed)
+    match target:
+        case Offsets():
+            planned = _given(cluster, places, named)
+        case Shift():
+            planned = _shifted(cluster, places, committed, target.by)
+        case _:
+            planned = starting_offsets(cluster, places, target)
     plan = [
         {
             "topic": place.topic,
@@ -266,29 +278,6 @@ def _refuse_sparks(cluster: Cluster, group: str) -> None:
     )
 
 
-def _target(
-    to_earliest: bool, to_latest: bool, to_offset: int | None, to_timestamp: str | None, shift_by: int | None
-) -> Position | None:
-    """Where to go; None is a shift, which starts from where the group is."""
-    given = [to_earliest, to_latest, to_offset is not None, to_timestamp is not None, shift_by is not None]
-    if sum(given) != 1:
-        raise Failure(
-            "say where to go, in one way",
-            hint="--to-earliest, --to-latest, --to-offset, --to-timestamp or --shift-by",
-            exit_code=WRONG_USAGE,
-        )
-    if to_offset is not None:
-        return Position(Anchor.OFFSET, to_offset)
-    if to_timestamp is not None:
-        try:
-            return Position(Anchor.TIMESTAMP, parse_timestamp(to_timestamp, now_ms=int(time.time() * 1000)))
-        except ValueError as error:
-            raise Failure(f"--to-timestamp: {error}", exit_code=WRONG_USAGE) from None
-    if shift_by is not None:
-        return None
-    return Position(Anchor.BEGINNING if to_earliest else Anchor.END)
-
-
 def _places(cluster: Cluster, group: str, topics: list[str], committed: dict[Place, int]) -> list[Place]:
     if not topics:
         if not committed:
@@ -304,6 +293,22 @@ def _places(cluster: Cluster, group: str, topics: list[str], committed: dict[Pla
             raise Failure(f"topic {name} has no partition {index}")
         chosen.update(wanted)
     return sorted(chosen)
+
+
+def _as_options(named: Mapping[tuple[str, int], int]) -> list[str]:
+    return [f"{topic}:{partition}" for topic, partition in named]
+
+
+def _given(cluster: Cluster, places: list[Place], named: Mapping[tuple[str, int], int]) -> dict[Place, int]:
+    first, end = cluster.ends(places)
+    edges = {EARLIEST: first, LATEST: end}
+    planned = {}
+    for place in places:
+        if place not in named:
+            raise Failure(f"--to names no offset for {place}", exit_code=WRONG_USAGE)
+        wanted = named[place]
+        planned[place] = edges[wanted][place] if wanted < 0 else min(max(wanted, first[place]), end[place])
+    return planned
 
 
 def _shifted(

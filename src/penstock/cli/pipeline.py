@@ -10,6 +10,17 @@ import typer
 from penstock.cli.failure import Failure
 from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes
 from penstock.cli.output import note, print_json
+from penstock.cli.positions import Anchor, Position
+from penstock.cli.reset_target import (
+    OnlyTopics,
+    ShiftBy,
+    To,
+    ToEarliest,
+    ToLatest,
+    ToOffset,
+    ToTimestamp,
+    parse_target,
+)
 
 app = typer.Typer(help="Run, watch, stop and reset pipelines on Spark.", no_args_is_help=True)
 
@@ -173,25 +184,34 @@ def stop(
 @app.command("reset")
 def reset(
     name: Name,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to", metavar="WHERE",
-            help='earliest, latest, a time (ISO 8601, milliseconds, or an age such as 15m), or {"topic": {"0": 23}}.',
-        ),
-    ] = "earliest",
+    topics: OnlyTopics = None,
+    to: To = None,
+    to_earliest: ToEarliest = False,
+    to_latest: ToLatest = False,
+    to_offset: ToOffset = None,
+    to_timestamp: ToTimestamp = None,
+    shift_by: ShiftBy = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     yes: Yes = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     properties: Properties = None,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
-    """Let a pipeline that does not run begin anew somewhere else, with a new checkpoint.
+) -> None:
+    """Let a pipeline that does not run begin anew somewhere else, with a new checkpoint; at the earliest by default.
 
     Records waiting in its retry topics stay where they are. Shows the plan first and asks before it changes anything.
     """
     from penstock.cli.pipeline_reset import reset_pipeline
     from penstock.cli.pipeline_view import open_board
 
+    target = parse_target(
+        to,
+        to_earliest=to_earliest,
+        to_latest=to_latest,
+        to_offset=to_offset,
+        to_timestamp=to_timestamp,
+        shift_by=shift_by,
+        default=Position(Anchor.BEGINNING),
+    )
     with open_board(bootstrap, properties) as board:
-        reset_pipeline(board, name, to, dry_run=dry_run, yes=yes, as_json=as_json)
+        reset_pipeline(board, name, target, topics or [], dry_run=dry_run, yes=yes, as_json=as_json)

@@ -1,38 +1,46 @@
 """`penstock pipeline reset`: another generation of a pipeline, which begins where it is told to."""
 
 import json
-import time
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.cli.failure import WRONG_USAGE, Failure
 from penstock.cli.output import confirm, note, print_json, print_table
 from penstock.cli.pipeline_view import Seen, seen_one
-from penstock.cli.positions import Anchor, Position, parse_timestamp
+from penstock.cli.positions import Anchor, Position, resolve
+from penstock.cli.reset_target import Offsets, Shift, Target
 from penstock.client.cluster import Cluster
 from penstock.client.deadletters.turns import turn_query
 from penstock.client.letters import is_letter_topic
 from penstock.client.metadata import Place
 from penstock.client.positions import EARLIEST, LATEST, commit, committed, list_offsets
 from penstock.spark.concluding import settle
-from penstock.spark.option_values import OptionError, numbers_by_place
 from penstock.spark.pipelines.batch import written_as
 from penstock.spark.pipelines.board import Board
 from penstock.spark.pipelines.status import Generation, generation_of, write_generation
 from penstock.spark.progress import METADATA
 from penstock.spark.sink_options import Contract
 
-_WORDS = {"earliest": Anchor.BEGINNING, "latest": Anchor.END}
+_WORDS = {Anchor.BEGINNING: "earliest", Anchor.END: "latest"}
 
 
-def reset_pipeline(board: Board, name: str, to: str, *, dry_run: bool, yes: bool, as_json: bool) -> None:
-    target = _target(to)
+def reset_pipeline(
+    board: Board,
+    name: str,
+    target: Target,
+    topics: Sequence[str],
+    *,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
     seen = seen_one(board, name)
     _refuse_running(seen)
     if seen.status.group is None:
         _settle_job(board, name, seen.status.source, dry_run=dry_run, yes=yes, as_json=as_json)
         return
     current = _current(board.cluster, seen.status.group)
-    planned = _planned(board.cluster, current, target)
+    planned = _planned(board.cluster, current, target, topics)
     following = Generation(number=generation_of(board, name).number + 1, starting=_starting(target, planned))
     plan = [
         {"topic": topic, "partition": partition, "from": current.get((topic, partition)), "to": offset}
@@ -78,19 +86,6 @@ def _refuse_running(seen: Seen) -> None:
         raise Failure(f"{name} is {seen.state.value}", hint=f"penstock pipeline stop {name}")
 
 
-def _target(text: str) -> Position | dict[Place, int]:
-    try:
-        if text.lstrip().startswith("{"):
-            return numbers_by_place("--to", text, least=EARLIEST)
-        if text.lower() in _WORDS:
-            return Position(_WORDS[text.lower()])
-        return Position(Anchor.TIMESTAMP, parse_timestamp(text, now_ms=int(time.time() * 1000)))
-    except OptionError as error:
-        raise Failure(str(error).removeprefix("option "), exit_code=WRONG_USAGE) from None
-    except ValueError as error:
-        raise Failure(f"--to: {error}; or earliest, or latest", exit_code=WRONG_USAGE) from None
-
-
 def _current(cluster: Cluster, group: str) -> dict[Place, int]:
     """Where the group stands in all partitions of the topics that it has read and that are still there."""
     found = {place: at.offset for place, at in committed(cluster, group, stable=False).items()}
@@ -99,24 +94,50 @@ def _current(cluster: Cluster, group: str) -> dict[Place, int]:
 
 
 def _planned(
-    cluster: Cluster, current: dict[Place, int], target: Position | dict[Place, int]
+    cluster: Cluster, current: dict[Place, int], target: Target, only: Sequence[str]
 ) -> dict[Place, int]:
     """What waits in retry topics has been read from its own topic: it is neither left out nor done twice."""
     topics = cluster.topics({topic for topic, _ in current})
     places = [(name, part.index) for name, topic in topics.items() for part in topic.partitions]
-    kept = {place: current.get(place, EARLIEST) for place in places if is_letter_topic(place[0])}
+    if isinstance(target, Offsets):
+        return _resolved(cluster, {**current, **_known(dict(target.by_place), places)})
+    chosen = _chosen(places, only)
+    kept = {
+        place: current.get(place, EARLIEST)
+        for place in places
+        if place not in chosen or is_letter_topic(place[0])
+    }
     moved = [place for place in places if place not in kept]
-    if isinstance(target, dict):
-        return _resolved(cluster, {**current, **_known(target, places)})
-    match target.anchor:
-        case Anchor.BEGINNING:
-            wanted = dict.fromkeys(moved, EARLIEST)
-        case Anchor.END:
-            wanted = dict.fromkeys(moved, LATEST)
-        case _:
-            wanted = dict.fromkeys(moved, target.value)
-            return _resolved(cluster, kept) | _at_time(cluster, wanted)
-    return _resolved(cluster, kept | wanted)
+    return _resolved(cluster, kept) | _moved(cluster, moved, current, target)
+
+
+def _moved(
+    cluster: Cluster, places: list[Place], current: dict[Place, int], target: Position | Shift
+) -> dict[Place, int]:
+    if not places:
+        return {}
+    if not isinstance(target, Shift) and target.anchor is Anchor.TIMESTAMP:
+        return _at_time(cluster, dict.fromkeys(places, target.value))
+    first = _resolved(cluster, dict.fromkeys(places, EARLIEST))
+    end = _resolved(cluster, dict.fromkeys(places, LATEST))
+    if isinstance(target, Shift):
+        wanted = {place: current.get(place, first[place]) + target.by for place in places}
+        return {place: min(max(at, first[place]), end[place]) for place, at in wanted.items()}
+    return {place: resolve(target, first=first[place], end=end[place], at_timestamp=None) for place in places}
+
+
+def _chosen(places: list[Place], only: Sequence[str]) -> set[Place]:
+    """Those that `--topic TOPIC[:PARTITION]` names; all of them without it."""
+    if not only:
+        return set(places)
+    chosen: set[Place] = set()
+    for text in only:
+        name, colon, index = text.partition(":")
+        found = {place for place in places if place[0] == name and (not colon or str(place[1]) == index)}
+        if not found:
+            raise Failure(f"the pipeline does not read {text}")
+        chosen |= found
+    return chosen
 
 
 def _known(target: dict[Place, int], places: list[Place]) -> dict[Place, int]:
@@ -140,14 +161,22 @@ def _at_time(cluster: Cluster, wanted: dict[Place, int]) -> dict[Place, int]:
     return {place: at.offset for place, at in found.items() if at is not None} | _resolved(cluster, late)
 
 
-def _starting(target: Position | dict[Place, int], planned: dict[Place, int]) -> str:
+def _starting(target: Target, planned: dict[Place, int]) -> str:
     """As `startingOffsets` takes it; a pipeline that has read nothing yet takes the words as they are."""
     if planned:
         return _offsets_json(planned)
-    if isinstance(target, dict):
-        return _offsets_json(target)
-    words = {anchor: word for word, anchor in _WORDS.items()}
-    return words.get(target.anchor, str(target.value))
+    match target:
+        case Offsets():
+            return _offsets_json(dict(target.by_place))
+        case Position(Anchor.BEGINNING | Anchor.END):
+            return _WORDS[target.anchor]
+        case Position(Anchor.TIMESTAMP):
+            return str(target.value)
+    raise Failure(
+        "the pipeline has read nothing yet, so there is nothing to count from",
+        hint='--to-earliest, --to-latest, --to-timestamp, or --to {"topic": {"0": 23}}',
+        exit_code=WRONG_USAGE,
+    )
 
 
 def _offsets_json(offsets: dict[Place, int]) -> str:

@@ -1,4 +1,4 @@
-"""How far each group is behind, asked of the broker as `penstock group describe` asks it."""
+"""How many records each group has not read yet, asked of the broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from penstock.client.cluster import Cluster
 from penstock.client.settings import ConnectionSettings
 from penstock.demo.parts import Part
-from penstock.spark.pipelines.status import lag_of
+from penstock.spark.pipelines.lag import lag_of
 
 _LOOK_EVERY_S: Final = 1.0
 #: The view does not wait longer than this for an answer.

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from penstock.client.cluster import Cluster
 from penstock.client.errors import Refused
-from penstock.client.metadata import Place, TopicInfo
+from penstock.client.metadata import Isolation, Place, TopicInfo
 from penstock.client.positions import EARLIEST, LATEST, list_offsets
 from penstock.client.remedies import UNKNOWN_TOPIC
 from penstock.client.retrying import Deadline
@@ -147,6 +147,20 @@ class Discovery:
         found = list_offsets(self._cluster, edges, isolation=self._options.isolation)
         return {place: at.offset for place, at in found.items() if at is not None}
 
+    def _ends(self, edges: Mapping[Place, int], start: Position) -> dict[Place, int]:
+        """How far partitions can be read, which is never behind where the query stands unless records are gone.
+
+        A checkpoint of a query that read what was not committed may lie beyond the last stable offset.
+        """
+        ends = self._offsets(edges)
+        beyond = {place: LATEST for place, at in start.offsets.items() if ends.get(place, at) < at}
+        if beyond and self._options.isolation is Isolation.READ_COMMITTED:
+            written = list_offsets(self._cluster, beyond)
+            for place in beyond:
+                at, found = start.offsets[place], written[place]
+                ends[place] = at if found is not None and found.offset >= at else ends[place]
+        return ends
+
     # While a query runs
 
     def latest(self, start: Position) -> Position:
@@ -174,13 +188,13 @@ class Discovery:
 
     def _latest(self, start: Position, topics: Topics) -> Position:
         edges = dict.fromkeys(self._places(topics), LATEST)
-        offsets = self._offsets(edges)
+        offsets = self._ends(edges, start)
         losses = _receded(start, offsets, topics)
         if losses:
             for _ in self._cluster.attempts(self._patience()):
                 for name in topics:
                     self._cluster.forget_topic(name)
-                offsets = self._offsets(edges)
+                offsets = self._ends(edges, start)
                 losses = _receded(start, offsets, topics)
                 if not losses:
                     break

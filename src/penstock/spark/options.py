@@ -109,7 +109,8 @@ class SourceOptions:
     subscription: Subscription
     starting: Bound
     ending: Bound = AtEdge(LATEST)
-    isolation: Isolation = Isolation.READ_UNCOMMITTED
+    #: As everything else of Penstock reads; Spark's own connector reads what is not committed too.
+    isolation: Isolation = Isolation.READ_COMMITTED
     group_id: str | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = False
@@ -170,7 +171,7 @@ def _connection(settings: Mapping[str, str]) -> ConnectionSettings:
 
 
 def _isolation(settings: dict[str, str]) -> Isolation:
-    text = settings.pop("isolation.level", "read_uncommitted").strip().lower()
+    text = settings.pop("isolation.level", "read_committed").strip().lower()
     if text not in _ISOLATIONS:
         raise wrong("kafka.isolation.level", text, f"must be one of {', '.join(_ISOLATIONS)}")
     return _ISOLATIONS[text]

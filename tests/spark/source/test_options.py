@@ -25,7 +25,7 @@ def test_a_batch_reads_all_there_is_and_a_stream_what_comes():
     assert (parse().starting, parse().ending) == (AtEdge(EARLIEST), AtEdge(LATEST))
     assert parse(streaming=True).starting == AtEdge(LATEST)
     assert parse().fail_on_data_loss
-    assert parse().isolation is Isolation.READ_UNCOMMITTED
+    assert parse().isolation is Isolation.READ_COMMITTED
 
 
 def test_names_are_taken_in_any_case():

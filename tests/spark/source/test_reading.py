@@ -56,11 +56,11 @@ def test_only_what_was_committed(topics, unique):
         producer.flush(20)
         (producer.commit_transaction if is_kept else producer.abort_transaction)(20)
     wanted = OffsetRange(topic, topic_id(topics, topic), 0, 0, 6)
-    committed = read(topics, wanted, **{"kafka.isolation.level": "read_committed"})
-    assert committed == [(0, b"0"), (4, b"2")]
-    assert read(topics, wanted) == [(0, b"0"), (2, b"1"), (4, b"2")]
+    assert read(topics, wanted) == [(0, b"0"), (4, b"2")], "committed records only, unless asked otherwise"
+    everything = read(topics, wanted, **{"kafka.isolation.level": "read_uncommitted"})
+    assert everything == [(0, b"0"), (2, b"1"), (4, b"2")]
     middle = wanted._replace(start=2, end=5)
-    assert read(topics, middle, **{"kafka.isolation.level": "read_committed"}) == [(4, b"2")]
+    assert read(topics, middle) == [(4, b"2")]
 
 
 def test_what_was_deleted_since_it_was_planned(topics, unique):

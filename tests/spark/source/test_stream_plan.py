@@ -68,6 +68,26 @@ def test_a_stream_begins_where_it_was_told(topics, plan, unique):
     assert found == {"earliest": 0, "latest": 5, "offset": 2, "time": 3, "each": 4, "late": 5}
 
 
+def test_a_checkpoint_beyond_an_open_transaction_waits_for_its_end(topics, plan, unique):
+    """As a query has it that used to read what was not committed. Nothing is lost, so that is no error."""
+    topic = topics.create(unique("t"))
+    producer = confluent.producer(topics.bootstrap, transactional_id=unique("x"))
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(topic, value=b"1")
+    producer.flush(20)
+    topics.count(topic, [2])
+    everything = {"subscribe": topic, "kafka.isolation.level": "read_uncommitted"}
+    ahead = following(plan(**everything), NOTHING)
+    assert ahead.offsets == {(topic, 0): 2}
+    committed_only = plan(subscribe=topic)
+    assert following(committed_only, NOTHING).offsets == {(topic, 0): 0}
+    assert following(committed_only, ahead) == ahead
+    producer.commit_transaction(20)
+    topics.count(topic, [3])
+    eventually(lambda: following(committed_only, ahead).offsets == {(topic, 0): 4}, what="the end")
+
+
 def test_a_time_that_no_record_has_reached_is_refused(topics, plan, unique):
     topic = topics.create(unique("t"))
     with pytest.raises(OptionError, match=r"startingTimestamp.*no record at or after"):

@@ -169,7 +169,7 @@ def test_only_what_was_committed(topics, query, unique):
         producer.produce(topic, value=b"%d" % number)
         producer.flush(20)
         (producer.commit_transaction if is_kept else producer.abort_transaction)(20)
-    reading = query(subscribe=topic, **{"kafka.isolation.level": "read_committed"}).start()
+    reading = query(subscribe=topic).start()
     reading.await_numbers([0, 2])
     producer.begin_transaction()
     producer.produce(topic, value=b"3")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.client.cluster import Cluster
-from penstock.client.metadata import Place
+from penstock.client.metadata import Isolation, Place
 from penstock.client.positions import EARLIEST, LATEST, committed, list_offsets
 from penstock.spark.offsets import Position
 from penstock.spark.pipelines.declaration import Pipeline
@@ -49,7 +49,8 @@ class Backlog:
 
 
 def _offsets(cluster: Cluster, places: list[Place], edge: int) -> dict[Place, int]:
-    found = list_offsets(cluster, dict.fromkeys(places, edge)) if places else {}
+    wanted = dict.fromkeys(places, edge)
+    found = list_offsets(cluster, wanted, isolation=Isolation.READ_COMMITTED) if places else {}
     return {place: at.offset for place, at in found.items() if at is not None}
 
 

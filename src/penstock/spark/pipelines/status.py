@@ -9,9 +9,9 @@ from enum import Enum
 from typing import Any, Final
 
 from penstock.client.cluster import Cluster
-from penstock.client.positions import LATEST, committed, list_offsets
 from penstock.spark.decisions import MicroBatch
 from penstock.spark.pipelines.board import Board, Document
+from penstock.spark.pipelines.lag import lag_of
 from penstock.spark.sink_options import Contract
 from penstock.spark.tickets import skipped
 
@@ -108,7 +108,7 @@ class Status:
     batch: int | None = None
     batch_ms: int | None = None
     rows_per_s: float | None = None
-    #: Records that are not read yet; None while nobody knows.
+    #: Records that it will read and has not read yet; None while nobody knows.
     lag: int | None = None
     extent: Extent | None = None
     restarts: int = 0
@@ -258,14 +258,3 @@ def measured(cluster: Cluster, status: Status) -> Status:
     if status.delivery == Contract.AT_MOST_ONCE.value:
         rows = replace(rows, skipped=skipped(cluster, group))
     return replace(status, lag=lag_of(cluster, group), rows=rows)
-
-
-def lag_of(cluster: Cluster, group: str) -> int | None:
-    """Records that the group has not read; None while it has no positions. Raises Unavailable, Refused."""
-    positions = committed(cluster, group, stable=False)
-    there = cluster.topics({topic for topic, _ in positions})
-    known = {place: at.offset for place, at in positions.items() if place[0] in there}
-    if not known:
-        return None
-    ends = list_offsets(cluster, dict.fromkeys(known, LATEST))
-    return sum(max((end.offset if end is not None else 0) - known[place], 0) for place, end in ends.items())

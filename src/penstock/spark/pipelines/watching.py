@@ -43,7 +43,9 @@ _SPARKS: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]*)")
 #: Where Spark begins to tell of itself.
 _ENDS: Final = re.compile(r"\n=== Streaming Query ===|\n+JVM stacktrace:|\n SQLSTATE:| SQLSTATE: \w+")
 _MESSAGE_CHARS_MAX: Final = 600
-_INSTALL_IT: Final = " (install it wherever tasks of this pipeline run; pip install 'penstock[spark]' has all that Penstock needs)"
+_INSTALL_IT: Final = (
+    " (install it wherever tasks of this pipeline run; what Penstock needs is in 'penstock[spark]')"
+)
 
 
 class QueryFailed(Exception):
