@@ -5,7 +5,7 @@ They are told to join again whenever there is something to give up or to get; th
 
 from penstock.groups.consumer.checks import check_room, known_member
 from penstock.groups.consumer.classic_part import embedded_assignment, places, with_classic_part
-from penstock.groups.consumer.departure import begin_epoch_without
+from penstock.groups.consumer.departure import go_on_without
 from penstock.groups.consumer.draft import JOIN, SYNC, Draft, expect_heartbeat
 from penstock.groups.consumer.embedded import EmbeddedSubscription, Malformed, parse_subscription
 from penstock.groups.consumer.migration import downgrade, may_downgrade
@@ -192,20 +192,21 @@ def _classic_member(group: GroupState, member_id: str, instance_id: str | None) 
 
 
 def leave(group: GroupState, request: LeaveRequest, step: Step) -> LeaveResults:
+    """Members of either protocol: an administrator removes them with the same request that classic members leave by."""
     draft = Draft(group, step)
     results = tuple((leaving, _leave_one(draft, leaving)) for leaving in request.members)
     if any(error is ErrorCode.none for _, error in results):
-        begin_epoch_without(draft)
+        go_on_without(draft)
     return results
 
 
 def _leave_one(draft: Draft, leaving: LeavingMember) -> ErrorCode:
     member_id = leaving.member_id
     if member_id == NO_MEMBER_ID and leaving.instance_id is not None:
-        # An operator may remove a static member without knowing its id.
+        # An administrator may remove a static member without knowing its id.
         member_id = draft.state.static_ids.get(leaving.instance_id, NO_MEMBER_ID)
     try:
-        draft.remove(_classic_member(draft.state, member_id, leaving.instance_id))
+        draft.remove(known_member(draft.state, member_id, leaving.instance_id))
     except ApiError as error:
         return error.code
     return ErrorCode.none

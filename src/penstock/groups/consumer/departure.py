@@ -24,16 +24,19 @@ def leave(group: GroupState, request: ConsumerHeartbeat, step: Step) -> Consumer
 
 
 def fence(group: GroupState, member: Member, step: Step) -> None:
-    """What it has is free from now on. If only members of the classic protocol remain, they have a classic group."""
+    """What it has is free from now on."""
     draft = Draft(group, step)
     draft.remove(member)
-    if may_downgrade(draft.state, step):
-        downgrade(draft.state, step)
-    else:
-        begin_epoch_without(draft)
+    go_on_without(draft)
 
 
-def begin_epoch_without(draft: Draft) -> None:
-    """Some have left. The target is worked out when the next one is heard of."""
+def go_on_without(draft: Draft) -> None:
+    """Members were removed. If only members of the classic protocol remain, they have a classic group.
+
+    Otherwise a new epoch begins; the target assignment is worked out when the next member is heard of.
+    """
+    if may_downgrade(draft.state, draft.step):
+        downgrade(draft.state, draft.step)
+        return
     resolve_regexes(draft)
     draft.begin_epoch(subscribed_hash(draft))
