@@ -6,7 +6,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from penstock.spark.concluding import attempts_prefix
 from penstock.spark.decisions import MicroBatch
 from penstock.spark.pipelines.batch import written_as
 from penstock.spark.pipelines.board import Board
+from penstock.spark.pipelines.runner import Launch, Runner
 from penstock.spark.pipelines.status import (
     Counts,
     Generation,
@@ -238,6 +241,99 @@ def test_reset_ends_what_the_old_generation_has_left_open(
     assert sorted(list_transactions(cluster, f"penstock-sink-{query}", ("Ongoing",))) == left
     penstock("pipeline", "reset", told.name, "--yes")
     assert not list_transactions(cluster, f"penstock-sink-{query}", ("Ongoing",))
+
+
+@contextmanager
+def left_behind(cluster: Cluster, topic: str, query: str) -> Iterator[str]:
+    """As an attempt at batch 0 of a query leaves it when its driver is killed: no time ends it."""
+    name = attempts_prefix(MicroBatch(query, 0)) + "attempt"
+    with RawProducer(cluster, transactional_id=name, two_phase=True) as producer:
+        producer.init()
+        producer.send(topic, 0, encode_batch([Record(0, now_ms(), None, b"x")]))
+        producer.flush()
+    yield name
+    assert not list_transactions(cluster, name, ("Ongoing",))
+
+
+def test_what_a_killed_pipeline_holds_back_is_shown_and_released(
+    penstock: Any, answer: Any, cluster: Cluster, told: Status, topic: str, unique: Callable[[str], str]
+) -> None:
+    query = unique("query")
+    assert told.group is not None
+    commit(cluster, told.group, {(topic, 0): 0}, metadata=METADATA)
+    gone = replace(told, queries=(query,), sink=topic, updated_ms=now_ms() - 60_000)
+    write_status(Board(cluster), gone)
+    owner, command = f"pipeline {told.name}", f"penstock pipeline release {told.name}"
+    with left_behind(cluster, topic, query) as name:
+        (row,) = answer("pipeline", "status", told.name)["open_transactions"]
+        assert (row["transactional_id"], row["owner"]) == (name, owner)
+        assert row["partitions"] == [{"topic": topic, "partition": 0}]
+        assert abs(row["since_ms"] - now_ms()) < 600_000
+        assert command in penstock("pipeline", "status", told.name)[0]
+        assert f"left transactions open in {topic}: {command}" in penstock("pipeline", "list")[1]
+        shown = {each["transactional_id"]: each for each in answer("transaction", "list", "--open")}
+        assert shown[name]["owner"] == owner
+        (described,) = answer("topic", "describe", topic)
+        assert [each["owner"] for each in described["held_back_by"]] == [owner]
+        assert command in penstock("topic", "describe", topic)[0]
+        assert command in penstock("transaction", "abort", name, "--yes", code=1)[1], "it may be decided"
+
+        assert [
+            each["transactional_id"]
+            for each in answer("pipeline", "release", told.name, "--dry-run")["transactions"]
+        ] == [name]
+        assert "needs a confirmation" in penstock("pipeline", "release", told.name, code=2)[1]
+        assert answer("pipeline", "release", told.name, "--yes")["released"]
+    assert answer("topic", "describe", topic)[0]["held_back_by"] == []
+    assert "nothing of" in penstock("pipeline", "release", told.name)[1]
+    write_status(Board(cluster), replace(told, queries=(query,)))
+    assert "is running" in penstock("pipeline", "release", told.name, "--yes", code=1)[1]
+
+
+def test_what_a_query_of_no_pipeline_holds_back_is_released_by_its_id(
+    penstock: Any, answer: Any, cluster: Cluster, topic: str, unique: Callable[[str], str]
+) -> None:
+    query = unique("query")
+    with left_behind(cluster, topic, query):
+        (described,) = answer("topic", "describe", topic)
+        assert [each["owner"] for each in described["held_back_by"]] == [f"query {query}"]
+        penstock("pipeline", "release", query, "--yes")
+    assert "there is no pipeline" in penstock("pipeline", "release", query, "--yes", code=1)[1]
+
+
+def test_a_restart_ends_what_the_run_before_has_left_open(
+    cluster: Cluster, told: Status, topic: str, bootstrap: str, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Before Spark is there, and while the pipeline is not known to run."""
+
+    class Nothing:
+        name = unique("job")
+
+        def run(self, context: Any) -> None:
+            seen.append(list_transactions(cluster, f"penstock-sink-{self.name}/", ("Ongoing",)))
+
+    seen: list[Any] = []
+    write_status(Board(cluster), replace(told, name=Nothing.name, group=None, updated_ms=1))
+    launch = Launch(bootstrap=bootstrap, checkpoints=str(tmp_path))
+    notes: list[str] = []
+    with left_behind(cluster, topic, Nothing.name):
+        made = Runner(Nothing(), launch, listener=lambda _: None, note=notes.append, spark=object())
+        assert made.run().state is State.FINISHED
+    assert seen == [{}]
+    assert notes == ["ended 1 open transactions of the run before"]
+
+
+def test_a_pipeline_that_waits_for_the_transaction_of_another_says_so(
+    penstock: Any, answer: Any, cluster: Cluster, told: Status, topic: str, unique: Callable[[str], str]
+) -> None:
+    assert told.group is not None
+    commit(cluster, told.group, {(topic, 0): 0}, metadata=METADATA)
+    write_status(Board(cluster), told)
+    query = unique("query")
+    with left_behind(cluster, topic, query):
+        (row,) = answer("pipeline", "status", told.name)["held_back_by"]
+        assert row["owner"] == f"query {query}"
+        penstock("pipeline", "release", query, "--yes")
 
 
 @pytest.mark.parametrize("source", ["orders", "orders.dlq"])

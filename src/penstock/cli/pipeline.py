@@ -181,6 +181,31 @@ def stop(
         note(f"{name} {found.state.value}")
 
 
+@app.command("release")
+def release(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Of a pipeline or job, or the id of a query.", show_default=False
+        ),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what is open.")] = False,
+    yes: Yes = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    properties: Properties = None,
+    as_json: AsJson = False,
+) -> None:
+    """End transactions that a pipeline has left open when it was killed, so that readers need not wait for it.
+
+    What it had decided to write is committed, all else is aborted; run again, it goes on where it was.
+    """
+    from penstock.cli.pipeline_release import release_pipeline
+    from penstock.cli.pipeline_view import open_board
+
+    with open_board(bootstrap, properties) as board:
+        release_pipeline(board, name, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
 @app.command("reset")
 def reset(
     name: Name,

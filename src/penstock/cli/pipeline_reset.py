@@ -10,16 +10,13 @@ from penstock.cli.pipeline_view import Seen, seen_one
 from penstock.cli.positions import Anchor, Position, resolve
 from penstock.cli.reset_target import Offsets, Shift, Target
 from penstock.client.cluster import Cluster
-from penstock.client.deadletters.turns import turn_query
 from penstock.client.letters import is_letter_topic
 from penstock.client.metadata import Place
 from penstock.client.positions import EARLIEST, LATEST, commit, committed, list_offsets
-from penstock.spark.concluding import settle
-from penstock.spark.pipelines.batch import written_as
 from penstock.spark.pipelines.board import Board
-from penstock.spark.pipelines.status import Generation, generation_of, write_generation
+from penstock.spark.pipelines.leftovers import release, sink_queries
+from penstock.spark.pipelines.status import Generation, Status, generation_of, write_generation
 from penstock.spark.progress import METADATA
-from penstock.spark.sink_options import Contract
 
 _WORDS = {Anchor.BEGINNING: "earliest", Anchor.END: "latest"}
 
@@ -35,9 +32,9 @@ def reset_pipeline(
     as_json: bool,
 ) -> None:
     seen = seen_one(board, name)
-    _refuse_running(seen)
+    refuse_running(seen)
     if seen.status.group is None:
-        _settle_job(board, name, seen.status.source, dry_run=dry_run, yes=yes, as_json=as_json)
+        _settle_job(board, seen.status, dry_run=dry_run, yes=yes, as_json=as_json)
         return
     current = _current(board.cluster, seen.status.group)
     planned = _planned(board.cluster, current, target, topics)
@@ -59,12 +56,12 @@ def reset_pipeline(
         note("nothing was changed (dry run)" if dry_run else told)
 
 
-def _settle_job(board: Board, name: str, source: str, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+def _settle_job(board: Board, status: Status, *, dry_run: bool, yes: bool, as_json: bool) -> None:
     """A job has no position to move. One that was killed may have left transactions open, which hold readers back."""
+    name = status.name
     if not dry_run:
         confirm(f"End what {name} has left open?", yes=yes)
-        for query in _queries_of_job(name, source):
-            settle(board.cluster, query)
+        release(board.cluster, sink_queries(status))
     if as_json:
         print_json({"job": name, "settled": not dry_run})
         return
@@ -74,13 +71,7 @@ def _settle_job(board: Board, name: str, source: str, *, dry_run: bool, yes: boo
     note("nothing was changed (dry run)" if dry_run else told)
 
 
-def _queries_of_job(name: str, source: str) -> list[str]:
-    """Replays of dead letters are all one query of the sink, by the topic of the letters."""
-    topic = source.partition(" -> ")[0]
-    return [name, turn_query(topic)] if is_letter_topic(topic) else [name]
-
-
-def _refuse_running(seen: Seen) -> None:
+def refuse_running(seen: Seen) -> None:
     if not seen.state.is_over:
         name = seen.status.name
         raise Failure(f"{name} is {seen.state.value}", hint=f"penstock pipeline stop {name}")
@@ -190,8 +181,6 @@ def _apply(board: Board, seen: Seen, planned: dict[Place, int], following: Gener
     """The queries of the old generation never run again: what they have decided is finished, all else is aborted."""
     status = seen.status
     assert status.group is not None
-    if status.delivery == Contract.EXACTLY_ONCE.value:
-        for name in (each for query in status.queries for each in written_as(query)):
-            settle(board.cluster, name)
+    release(board.cluster, sink_queries(status))
     write_generation(board, status.name, following)
     commit(board.cluster, status.group, planned, metadata=METADATA)

@@ -135,7 +135,17 @@ def _description(cluster: Cluster, name: str, all_settings: bool) -> dict[str, A
         "internal": found.is_internal,
         "partitions": [_partition(Place(name, part.id), part, first, end) for part in found.partitions],
         "settings": _settings(cluster, name, all_settings),
+        "held_back_by": _held_back_by(cluster, name, len(found.partitions)),
     }
+
+
+def _held_back_by(cluster: Cluster, name: str, partitions: int) -> list[dict[str, Any]]:
+    """Open transactions that readers of committed records wait for."""
+    from penstock.cli.held_back import holding_back  # loads much that other commands do not need
+    from penstock.cli.raw import open_cluster
+
+    with open_cluster(cluster.bootstrap) as raw:
+        return holding_back(raw, [(name, index) for index in range(partitions)])
 
 
 def _partition(place: Place, part: Any, first: dict[Place, int], end: dict[Place, int]) -> dict[str, Any]:
@@ -177,6 +187,7 @@ def _print_description(document: dict[str, Any]) -> None:
             ("partitions", len(partitions)),
             ("records", sum(part["records"] for part in partitions)),
             *((name, value) for name, value in document["settings"].items()),
+            *_held_back_facts(document["held_back_by"]),
         ]
     )
     rows = (
@@ -185,6 +196,12 @@ def _print_description(document: dict[str, Any]) -> None:
     )
     print()
     print_table([column.replace("_", " ") for column in partitions[0]], rows)
+
+
+def _held_back_facts(rows: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
+    from penstock.cli.held_back import sentence
+
+    return [("held back by", sentence(rows))] if rows else []
 
 
 @app.command()

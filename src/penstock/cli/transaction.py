@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.client import Cluster
+from penstock.cli.failure import Failure
 from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes
 from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_table
 from penstock.cli.transaction_requests import (
@@ -20,6 +21,8 @@ from penstock.cli.transaction_requests import (
 
 #: The longest that a transaction takes by default: one that is known to nobody for so long is really lost.
 _SILENT_S = 900.0
+#: How transactional ids of Spark sinks begin.
+_OF_SINKS = "penstock-sink-"
 
 app = typer.Typer(help="List, describe and abort transactions.", no_args_is_help=True)
 
@@ -34,13 +37,14 @@ def list_transactions(
 ) -> None:
     """List transactional ids with what is going on under them, longest open first."""
     found = [_document(each) for each in every_transaction(Cluster(bootstrap))]
+    _name_owners(bootstrap, found)
     rows = sorted(found, key=lambda row: -(row["open_s"] or 0.0))
     if only_open:
         rows = [row for row in rows if row["open_s"] is not None]
     if as_json:
         print_json(rows)
     elif rows:
-        cells = ([*list(row.values())[:-1], len(row["partitions"])] for row in rows)
+        cells = ([*list(row.values())[:-1], _topics(row)] for row in rows)
         print_table([column.replace("_", " ") for column in rows[0]], cells)
     else:
         note("no open transactions" if only_open else "no transactional ids yet")
@@ -50,6 +54,7 @@ def list_transactions(
 def describe(name: Name, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
     """Show the state of a transactional id, and the partitions in its open transaction."""
     document = _document(describe_transaction(Cluster(bootstrap), name))
+    _name_owners(bootstrap, [document])
     if as_json:
         print_json(document)
         return
@@ -70,8 +75,27 @@ def _document(found: Transaction) -> dict[str, Any]:
         "epoch": found.epoch,
         "timeout_ms": found.timeout_ms,
         "open_s": None if is_over else open_s,
+        "owner": None,
         "partitions": [{"topic": place.topic, "partition": place.partition} for place in found.places],
     }
+
+
+def _topics(row: dict[str, Any]) -> str:
+    return ", ".join(sorted({place["topic"] for place in row["partitions"]}))
+
+
+def _name_owners(bootstrap: str, rows: list[dict[str, Any]]) -> None:
+    """Which pipeline, or query of Spark, each belongs to."""
+    if not any(str(row["transactional_id"]).startswith(_OF_SINKS) for row in rows):
+        return
+    from penstock.cli.pipeline_view import open_board  # loads much that other commands do not need
+    from penstock.spark.pipelines.leftovers import owner_of
+    from penstock.spark.pipelines.status import statuses
+
+    with open_board(bootstrap, None) as board:
+        known = statuses(board)
+    for row in rows:
+        row["owner"] = owner_of(row["transactional_id"], known)
 
 
 @app.command()
@@ -83,9 +107,23 @@ def abort(name: Name, yes: Yes = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP
     """
     cluster = Cluster(bootstrap)
     found = describe_transaction(cluster, name)
+    _refuse_sinks(bootstrap, _document(found))
     confirm(f"Abort what is open under {name} ({found.state}) and fence its producer?", yes=yes)
     fence(cluster, name)
     note(f"{name}: nothing is open, and its producer is fenced")
+
+
+def _refuse_sinks(bootstrap: str, row: dict[str, Any]) -> None:
+    """A pipeline may have decided to commit it, and would lose rows."""
+    _name_owners(bootstrap, [row])
+    if row["owner"] is None or row["open_s"] is None:
+        return
+    from penstock.cli.held_back import remedy
+
+    raise Failure(
+        f"{row['transactional_id']} belongs to {row['owner']}, which may have decided to commit it",
+        hint=remedy(row),
+    )
 
 
 @app.command()
@@ -110,7 +148,9 @@ def hanging(
     elif rows and not as_json:
         print_table([column.replace("_", " ") for column in rows[0]], (list(row.values()) for row in rows))
     elif not rows:
-        note("no hanging transactions")
+        note(
+            "no hanging transactions; penstock transaction list --open shows those that somebody may still end"
+        )
     if not (abort_them and found):
         return
     confirm(f"Abort {plural(len(found), 'hanging transaction')}?", yes=yes)

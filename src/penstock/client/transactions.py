@@ -34,6 +34,7 @@ _END_BUMPS_FROM: Final = 5
 _BRIEFLY_MS: Final = 60_000
 #: A transaction that has not begun has no time at which it did, and cannot be described.
 _EMPTY: Final = "Empty"
+_OPEN: Final = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 _DESCRIBE_TRANSACTIONS: Final = 65
 #: After how long it was throttled, and how many are described.
@@ -57,6 +58,7 @@ class TransactionInfo:
     state: str
     producer: Producer
     timeout_ms: int
+    start_ms: int
     partitions: tuple[Place, ...]
 
 
@@ -270,6 +272,23 @@ def list_transactions(cluster: Cluster, prefix: str = "", states: tuple[str, ...
     }
 
 
+def open_transactions(cluster: Cluster) -> list[TransactionInfo]:
+    """All that have begun and not ended, oldest first. Raises Refused, Unavailable."""
+
+    def ask(connection: Connection) -> list[TransactionInfo]:
+        names = tuple(each.transactional_id for each in _listed(connection, _OPEN))
+        if not names:
+            return []
+        request = schema_class("describe_transactions.v0.request:DescribeTransactionsRequest")(
+            transactional_ids=names
+        )
+        told = connection.call(request).transaction_states
+        return [_info(each) for each in told if each.transaction_state in _OPEN]
+
+    found = (each for some in cluster.call_every_node(ask) for each in some)
+    return sorted(found, key=lambda each: (each.start_ms, each.transactional_id))
+
+
 def holder(cluster: Cluster, transactional_id: str) -> Producer | None:
     """Who has the id now, whether a transaction is open or not; None where it is not known.
 
@@ -319,6 +338,7 @@ def _info(told: Any) -> TransactionInfo:
         state=str(told.transaction_state),
         producer=Producer(int(told.producer_id), int(told.producer_epoch)),
         timeout_ms=int(told.transaction_timeout / timedelta(milliseconds=1)),
+        start_ms=int(told.transaction_start_time.timestamp() * 1000),
         partitions=tuple(
             sorted((str(topic.topic), int(index)) for topic in told.topics for index in topic.partitions)
         ),

@@ -63,6 +63,13 @@ def _attempts(query: str) -> str:
     return driver_name(query) + _BETWEEN
 
 
+def query_of(transactional_id: str) -> str | None:
+    """Whose batches an id is for; None where it is no id of a sink."""
+    name, _, _ = transactional_id.partition(_BETWEEN)
+    query = name.removeprefix(driver_name(""))
+    return query if query != name else None
+
+
 def conclude(
     ledger: Ledger,
     batch: MicroBatch,
@@ -150,7 +157,9 @@ def succeed(cluster: Cluster, checkpoint: str, query: str) -> None:
 
 
 def settle(cluster: Cluster, query: str) -> None:
-    """For a query that will not run again: finish its last batch if that is decided, and abort all else.
+    """For a query that does not run: finish its last batch if that is decided, and abort all else.
+
+    Should it run again, it finds the decision, or writes the batch anew.
 
     Raises Unavailable, Refused, SinkError.
     """

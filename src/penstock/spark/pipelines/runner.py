@@ -18,14 +18,24 @@ from typing import Any, Final
 from penstock.client.cluster import Cluster
 from penstock.client.retrying import Backoff, Deadline
 from penstock.client.settings import ConnectionSettings
-from penstock.spark.decisions import MicroBatch
+from penstock.spark.decisions import MicroBatch, SinkError
 from penstock.spark.pipelines.backlog import Backlog, in_steps
 from penstock.spark.pipelines.board import Board
 from penstock.spark.pipelines.declaration import Pipeline
 from penstock.spark.pipelines.jobs import Job, JobContext, description
+from penstock.spark.pipelines.leftovers import left_open, release, sink_queries
 from penstock.spark.pipelines.places import checkpoint_of, log_of, refuse_moved
 from penstock.spark.pipelines.settings import RunSettings
-from penstock.spark.pipelines.status import Counts, Extent, Generation, State, Status, Trouble, generation_of
+from penstock.spark.pipelines.status import (
+    Counts,
+    Extent,
+    Generation,
+    State,
+    Status,
+    Trouble,
+    generation_of,
+    statuses,
+)
 from penstock.spark.pipelines.stopping import StopNow, Stopping, signals_of, take_signals
 from penstock.spark.pipelines.telling import Herald, refuse_second
 from penstock.spark.pipelines.watching import Finished, Look, Watched, is_lasting, trouble_of
@@ -150,9 +160,15 @@ class Runner:
         generation = generation_of(board, name)
         checkpoint = checkpoint_of(self._launch.checkpoints, name, generation.number)
         mine = _first_status(self._runnable, self._launch, generation, checkpoint)
-        if not self._launch.take_over:
+        if self._launch.take_over:
+            before = statuses(board).get(name)
+        else:
             before = refuse_second(board, mine, now_ms=int(time.time() * 1000))
             refuse_moved(before, mine)
+        if before is not None:
+            # Until its queries run again, these are what `release` knows it by.
+            mine = replace(mine, queries=before.queries)
+            self._release(board.cluster, before)
         self._run_settings = RunSettings(
             bootstrap=self._launch.bootstrap,
             checkpoint=checkpoint,
@@ -163,6 +179,19 @@ class Runner:
         )
         telling = self._launch.cluster(patience_ms=_BOARD_PATIENCE_MS)
         self._herald = Herald(telling, mine, on_stop=self._stopping.want)
+
+    def _release(self, cluster: Cluster, before: Status) -> None:
+        """Whoever waits for what it had left open need not wait until Spark has started."""
+        queries = sink_queries(before)
+        count = len(left_open(cluster, queries))
+        if not count:
+            return
+        try:
+            release(cluster, queries)
+        except SinkError as error:
+            self._warn(str(error))  # whether that may be is for the query to say, by failOnDataLoss
+        else:
+            self._note(f"ended {count} open transactions of the run before")
 
     def _close(self, outcome: Outcome) -> None:
         """A server of Spark Connect goes on without us; a Spark of our own ends."""
