@@ -13,7 +13,7 @@ from kio.schema.describe_quorum.v2 import request as quorum_request
 from kio.schema.describe_quorum.v2 import response as quorum_response
 from tests.chaos.network import ProxyProcess, both_ways, clients
 
-from benchmarks.brokers import HOST, Broker, PenstockBroker
+from benchmarks.brokers import HOST, Broker, PenstockBroker, free_port
 from benchmarks.raw_client import Address, BrokerError, Connection, ask_metadata
 
 NODES = 3
@@ -23,7 +23,7 @@ _METADATA_TOPIC = "__cluster_metadata"
 
 
 class Place(NamedTuple):
-    """A node's id, and the address by which nodes and clients know it: its own, or a door of the proxy."""
+    """A node's id, and the address by which one of its listeners is known: its own, or a door of the proxy."""
 
     node_id: int
     advertised: Address
@@ -167,12 +167,21 @@ class PenstockNode(PenstockBroker):
     """One of several."""
 
     place: Place
+    #: Where the other nodes reach it.
+    peer: Place
     voters: str
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.peer_port = free_port()
+
     def flags(self) -> list[str]:
-        host, port = self.place.advertised
-        advertise = [] if (host, port) == self.address else ["--advertise", f"{host}:{port}"]
-        return ["--node-id", str(self.place.node_id), "--voters", self.voters, *advertise]
+        (host, port), (peer_host, peer_port) = self.place.advertised, self.peer.advertised
+        return [
+            *("--node-id", str(self.place.node_id), "--voters", self.voters),
+            *("--listen", f"NODES://{HOST}:{self.peer_port}"),
+            *("--advertise", f"{host}:{port}", "--advertise", f"NODES://{peer_host}:{peer_port}"),
+        ]
 
 
 class PenstockCluster(Cluster):
@@ -182,10 +191,13 @@ class PenstockCluster(Cluster):
         return PenstockNode(self.folder / f"node-{node_id}")
 
     def introduce(self) -> None:
-        voters = ",".join(listed(place) for place in self.places.values())
-        for node_id, node in self.nodes.items():
-            assert isinstance(node, PenstockNode)
-            node.place, node.voters = self.places[node_id], voters
+        nodes = {i: node for i, node in self.nodes.items() if isinstance(node, PenstockNode)}
+        for node_id, node in nodes.items():
+            node.place = self.places[node_id]
+            node.peer = Place(node_id, self._door(node_id, (HOST, node.peer_port)))
+        voters = ",".join(listed(node.peer) for node in nodes.values())
+        for node in nodes.values():
+            node.voters = voters
 
     def flush_policies(self) -> str:
         return "as shipped: penstock.flush=ack (synced on every in-sync replica); page cache: penstock.flush=never"

@@ -12,6 +12,8 @@ FETCH: Final = 1
 SHARE_FETCH: Final = 78
 SHARE_ACKNOWLEDGE: Final = 79
 API_VERSIONS: Final = 18
+#: Above every version there is.
+_NO_VERSION: Final = 1 << 15
 
 
 class Api(NamedTuple):
@@ -27,6 +29,12 @@ class Api(NamedTuple):
     broker_only: bool = False
     #: Waits for what other clients do: given up when the one who asked has gone.
     waits_for_others: bool = False
+    #: From this version on the request is one that only nodes send: refused on listeners for clients.
+    node_only_from: int = _NO_VERSION
+
+    def max_version_on(self, *, for_nodes: bool) -> int:
+        """The newest version served on a listener; below `min_version` where the API is not served at all."""
+        return self.max_version if for_nodes else min(self.max_version, self.node_only_from - 1)
 
     @property
     def handler(self) -> Callable[..., Any]:
@@ -55,10 +63,10 @@ APIS: Final = {
         Api(21, "delete_records", 0, 2, broker_only=True),
         Api(22, "init_producer_id", 0, 6, broker_only=True),
         Api(23, "offset_for_leader_epoch", 2, 4, broker_only=True),
-        Api(24, "add_partitions_to_txn", 0, 5, broker_only=True),
+        Api(24, "add_partitions_to_txn", 0, 5, broker_only=True, node_only_from=4),
         Api(25, "add_offsets_to_txn", 0, 4, broker_only=True),
         Api(26, "end_txn", 0, 5, broker_only=True),
-        Api(27, "write_txn_markers", 1, 2, broker_only=True),
+        Api(27, "write_txn_markers", 1, 2, broker_only=True, node_only_from=0),
         Api(28, "txn_offset_commit", 0, 5, broker_only=True),
         Api(29, "describe_acls", 1, 3),
         Api(30, "create_acls", 1, 3),
@@ -74,39 +82,39 @@ APIS: Final = {
         Api(45, "alter_partition_reassignments", 0, 1, relay=True),
         Api(46, "list_partition_reassignments", 0, 0, relay=True),
         Api(47, "offset_delete", 0, 0, broker_only=True),
-        Api(52, "vote", 0, 2, while_starting=True),
-        Api(53, "begin_quorum_epoch", 0, 1, while_starting=True),
-        Api(54, "end_quorum_epoch", 0, 1, while_starting=True),
+        Api(52, "vote", 0, 2, while_starting=True, node_only_from=0),
+        Api(53, "begin_quorum_epoch", 0, 1, while_starting=True, node_only_from=0),
+        Api(54, "end_quorum_epoch", 0, 1, while_starting=True, node_only_from=0),
         Api(55, "describe_quorum", 0, 2, relay=True, while_starting=True),
-        Api(56, "alter_partition", 3, 3, while_starting=True),
+        Api(56, "alter_partition", 3, 3, while_starting=True, node_only_from=0),
         Api(57, "update_features", 0, 2, relay=True),
-        Api(58, "envelope", 0, 0, while_starting=True),
-        Api(59, "fetch_snapshot", 0, 1, while_starting=True),
+        Api(58, "envelope", 0, 0, while_starting=True, node_only_from=0),
+        Api(59, "fetch_snapshot", 0, 1, while_starting=True, node_only_from=0),
         Api(60, "describe_cluster", 0, 2, while_starting=True),
         Api(61, "describe_producers", 0, 0, broker_only=True),
-        Api(62, "broker_registration", 0, 4, while_starting=True),
-        Api(63, "broker_heartbeat", 0, 1, while_starting=True),
+        Api(62, "broker_registration", 0, 4, while_starting=True, node_only_from=0),
+        Api(63, "broker_heartbeat", 0, 1, while_starting=True, node_only_from=0),
         Api(64, "unregister_broker", 0, 0, relay=True),
         Api(65, "describe_transactions", 0, 0, broker_only=True),
         Api(66, "list_transactions", 0, 2, broker_only=True),
-        Api(67, "allocate_producer_ids", 0, 0, while_starting=True),
+        Api(67, "allocate_producer_ids", 0, 0, while_starting=True, node_only_from=0),
         Api(68, "consumer_group_heartbeat", 0, 1, broker_only=True),
         Api(69, "consumer_group_describe", 0, 1, broker_only=True),
-        Api(73, "assign_replicas_to_dirs", 0, 0, while_starting=True),
+        Api(73, "assign_replicas_to_dirs", 0, 0, while_starting=True, node_only_from=0),
         Api(74, "list_config_resources", 0, 1),
         Api(75, "describe_topic_partitions", 0, 0),
         Api(76, "share_group_heartbeat", 1, 1, broker_only=True),
         Api(77, "share_group_describe", 1, 1, broker_only=True),
         Api(SHARE_FETCH, "share_fetch", 1, 2, broker_only=True),
         Api(SHARE_ACKNOWLEDGE, "share_acknowledge", 1, 2, broker_only=True),
-        Api(80, "add_raft_voter", 0, 1, relay=True, while_starting=True),
+        Api(80, "add_raft_voter", 0, 1, relay=True, while_starting=True, node_only_from=0),
         Api(81, "remove_raft_voter", 0, 0, relay=True, while_starting=True),
-        Api(82, "update_raft_voter", 0, 0, relay=True, while_starting=True),
-        Api(83, "initialize_share_group_state", 0, 0, broker_only=True),
-        Api(84, "read_share_group_state", 0, 0, broker_only=True),
-        Api(85, "write_share_group_state", 0, 1, broker_only=True),
-        Api(86, "delete_share_group_state", 0, 0, broker_only=True),
-        Api(87, "read_share_group_state_summary", 0, 1, broker_only=True),
+        Api(82, "update_raft_voter", 0, 0, relay=True, while_starting=True, node_only_from=0),
+        Api(83, "initialize_share_group_state", 0, 0, broker_only=True, node_only_from=0),
+        Api(84, "read_share_group_state", 0, 0, broker_only=True, node_only_from=0),
+        Api(85, "write_share_group_state", 0, 1, broker_only=True, node_only_from=0),
+        Api(86, "delete_share_group_state", 0, 0, broker_only=True, node_only_from=0),
+        Api(87, "read_share_group_state_summary", 0, 1, broker_only=True, node_only_from=0),
         Api(90, "describe_share_group_offsets", 0, 1, broker_only=True),
         Api(91, "alter_share_group_offsets", 0, 0, broker_only=True),
         Api(92, "delete_share_group_offsets", 0, 0, broker_only=True),
@@ -115,7 +123,7 @@ APIS: Final = {
 
 #: Between nodes only, hand packed, and not on offer to clients.
 SCHEDULE: Final = 30_000
-PRIVATE_APIS: Final = {SCHEDULE: Api(SCHEDULE, "schedule", 0, 0, broker_only=True)}
+PRIVATE_APIS: Final = {SCHEDULE: Api(SCHEDULE, "schedule", 0, 0, broker_only=True, node_only_from=0)}
 
 #: librdkafka before 2.0 drops compression unless Produce v0 is on offer; as in Apache Kafka it is advertised
 #: and then refused.

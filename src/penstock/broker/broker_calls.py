@@ -23,7 +23,7 @@ async def ask_here(node: Node, api_key: int, request: Any) -> Any:
         api.max_version,
         f"penstock-{node.node_id}",
         "",
-        node.settings.inter_broker_listener,
+        node.settings.inter_broker_listener or node.settings.listeners[0].name,
     )
     response = api.handler(context, request)
     return await response if inspect.isawaitable(response) else response

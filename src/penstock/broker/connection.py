@@ -57,13 +57,14 @@ class Slot:
 class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog", "_closing", "_corked", "_frame_began", "_is_expensive", "_is_queued", "_muted", "_muted_at",
-        "_partial", "_slots", "_transport", "_write_paused", "client_host", "last_active", "listener",
-        "number", "on_lost", "peer", "server",
+        "_partial", "_slots", "_transport", "_write_paused", "client_host", "for_nodes", "last_active",
+        "listener", "number", "on_lost", "peer", "server",
     )  # fmt: skip
 
-    def __init__(self, server: Server, listener: str) -> None:
+    def __init__(self, server: Server, listener: str, *, for_nodes: bool = False) -> None:
         self.server = server
         self.listener = listener
+        self.for_nodes = for_nodes  # came in on the listener that nodes use among themselves
         self.number = next(_numbers)  # in the order in which connections arrive
         self.client_host = self.peer = "?"
         self.last_active = 0.0

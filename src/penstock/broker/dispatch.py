@@ -22,8 +22,8 @@ from penstock.broker.apis import (
 )
 from penstock.broker.connection import Connection, Reply, Slot
 from penstock.broker.context import RequestContext
-from penstock.broker.routes import HEADER_BYTES, encode, route, skip_header_tags
-from penstock.protocol.errors import MalformedFrame
+from penstock.broker.routes import HEADER_BYTES, decode, encode, parse_header, route, skip_header_tags
+from penstock.protocol.errors import ErrorCode, MalformedFrame
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -60,7 +60,10 @@ class Dispatcher:
                 connection.close()
                 return
         if not api.min_version <= version <= api.max_version:
-            connection.send(self._unsupported(api, version, correlation_id))
+            connection.send(self._unsupported(connection, api, version, correlation_id))
+            return
+        if version >= api.node_only_from and not connection.for_nodes:
+            self._refuse_node_request(connection, frame, api, version, correlation_id)
             return
         position = HEADER_BYTES
         client_id = None
@@ -162,13 +165,35 @@ class Dispatcher:
     def encode(self, api_key: int, version: int, correlation_id: int, response: Any) -> bytes | None:
         return None if response is None else encode(api_key, version, correlation_id, response)
 
-    def _unsupported(self, api: Api, version: int, correlation_id: int) -> bytes | None:
+    def _refuse_node_request(
+        self, connection: Connection, frame: memoryview, api: Api, version: int, correlation_id: int
+    ) -> None:
+        """Answer CLUSTER_AUTHORIZATION_FAILED, or close where the response has no place for an error."""
+        from penstock.broker.refusals import NoPlaceForError, refusal
+
+        self._server.refuse_node_request(connection, api.name)
+        if api.key in PRIVATE_APIS:
+            connection.close()
+            return
+        request = decode(parse_header(frame), frame)
+        code = ErrorCode.cluster_authorization_failed
+        try:
+            response = refusal(api.key, version, request, code, "only served on the listener for nodes")
+        except NoPlaceForError:
+            connection.close()
+            return
+        connection.send(self.encode(api.key, version, correlation_id, response))
+
+    def _unsupported(
+        self, connection: Connection, api: Api, version: int, correlation_id: int
+    ) -> bytes | None:
         """As Apache Kafka: ApiVersions falls back to version 0, everything else is cut off."""
         if api.key != API_VERSIONS:
             raise MalformedFrame(f"{api.name} version {version} is not supported")
         from penstock.broker.handlers.api_versions import unsupported_version
 
-        return self.encode(API_VERSIONS, 0, correlation_id, unsupported_version(self._node))
+        response = unsupported_version(self._node, for_nodes=connection.for_nodes)
+        return self.encode(API_VERSIONS, 0, correlation_id, response)
 
     def _api_once_started(self, api_key: int) -> Api | None:
         """None while a node that still looks for its place talks to other nodes only; clients try elsewhere."""

@@ -131,6 +131,13 @@ def _node_families(node: Node) -> Iterator[Family]:
         [((listener.name,), connections[listener.name]) for listener in node.listeners],
     )
     yield counter("penstock_connections_refused", "Connections over a limit.", metrics.connections_refused)
+    yield Family(
+        "counter",
+        "penstock_node_requests_refused",
+        "Requests that only nodes send, refused on a listener for clients.",
+        ("api",),
+        [((api,), count) for api, count in sorted(metrics.node_requests_refused.items())],
+    )
     yield counter(
         "penstock_malformed_frames",
         "Connections cut off because of what they sent.",

@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 DEFAULT_NAME = "PLAINTEXT"
+#: A listener of this name is for other nodes, unless inter.broker.listener.name names another one.
+NODES = "NODES"
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 
 
@@ -74,6 +76,16 @@ def parse_listeners(text: str) -> tuple[Listener, ...]:
         if names.count(name) > 1:
             raise ValueError(f"two listeners are named {name}; name them apart, as in INTERNAL://HOST:PORT")
     return listeners
+
+
+def is_same_place(listener: Listener, address: tuple[str, int]) -> bool:
+    """Whether a listener would take the connections meant for `address`."""
+    host, port = address
+    return listener.port == port and (listener.is_wildcard or _host(listener.host) == _host(host))
+
+
+def _host(text: str) -> str:
+    return "127.0.0.1" if text.lower() in ("localhost", "::1") else text.lower()
 
 
 def parse_advertised(text: str, listeners: tuple[Listener, ...], hostname: str) -> tuple[Listener, ...]:

@@ -37,6 +37,7 @@ class Metrics:
         self.requests: dict[int, Histogram] = {}
         self.topics: dict[str, TopicTraffic] = {}
         self.errors: dict[tuple[str, str], int] = {}  # (api, error code) -> count
+        self.node_requests_refused: dict[str, int] = {}  # by API, on listeners for clients
         self.connections_refused = 0
         self.malformed_frames = 0
         self.internal_errors = 0
@@ -58,6 +59,9 @@ class Metrics:
 
     def count_error(self, api: str, error: str) -> None:
         self.errors[api, error] = self.errors.get((api, error), 0) + 1
+
+    def count_node_request_refused(self, api: str) -> None:
+        self.node_requests_refused[api] = self.node_requests_refused.get(api, 0) + 1
 
     def traffic(self, topic: str) -> TopicTraffic:
         traffic = self.topics.get(topic)

@@ -211,11 +211,26 @@ class Node:
         )
 
     async def _listen(self) -> None:
+        self._check_node_listener()
         self.server = Server(self)
         self.listeners = await self._bind()
         if self._has_peers:
             # They have to reach this node before it can be of use to clients, who are cut off until then.
             await self.server.serve()
+
+    def _check_node_listener(self) -> None:
+        """Raises StartFailed."""
+        settings = self.settings
+        if self._has_peers and settings.inter_broker_listener is None:
+            raise StartFailed(
+                f"node {self.node_id} belongs to a cluster of several and has no listener for the other nodes",
+                hint="--listen NODES://HOST:PORT adds one, at the address that it had before",
+            )
+        if settings.is_listener_shared:
+            logger.warning(
+                "clients share the listener for nodes: whoever reaches it can take over the cluster",
+                extra={"listener": settings.inter_broker_listener},
+            )
 
     @property
     def _has_peers(self) -> bool:

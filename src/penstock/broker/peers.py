@@ -117,8 +117,8 @@ class Peers:
     def address_of(self, node_id: int) -> Address | None:
         """Where a node listens for other nodes: as the quorum's leader says, as it registered, or as a voter."""
         node = self._node
-        broker = node.image.brokers.get(node_id)
-        endpoint = None if broker is None else broker.endpoints.get(node.settings.inter_broker_listener)
+        broker, listener = node.image.brokers.get(node_id), node.settings.inter_broker_listener
+        endpoint = None if broker is None or listener is None else broker.endpoints.get(listener)
         if endpoint is not None and node_id != node.quorum.leader_id:
             return endpoint.host, endpoint.port
         return node.quorum.address_of(node_id) or (endpoint and (endpoint.host, endpoint.port))

@@ -81,8 +81,9 @@ class Server:
         return _ports(server)[0]
 
     async def _listen(self, listener: Listener, port: int) -> asyncio.Server:
+        for_nodes = listener.name == self.node.settings.inter_broker_listener
         return await asyncio.get_running_loop().create_server(
-            lambda: Connection(self, listener.name),
+            lambda: Connection(self, listener.name, for_nodes=for_nodes),
             _hosts(listener.host),
             port,
             backlog=self.node.settings.integer("socket.listen.backlog.size"),
@@ -180,6 +181,14 @@ class Server:
         logger.warning("bad request", extra={"peer": connection.peer, "reason": reason})
         self.metrics.malformed_frames += 1
         connection.abort()
+
+    def refuse_node_request(self, connection: Connection, api: str) -> None:
+        """Count and log a request that only nodes send, on a listener for clients; the caller answers it."""
+        logger.warning(
+            "request between nodes refused on a listener for clients",
+            extra={"peer": connection.peer, "listener": connection.listener, "api": api},
+        )
+        self.metrics.count_node_request_refused(api)
 
     def failed(self, connection: Connection) -> None:
         logger.exception("request failed", extra={"peer": connection.peer})

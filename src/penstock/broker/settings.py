@@ -8,12 +8,15 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from penstock.broker.listeners import (
+    NODES,
     Listener,
+    format_address,
+    is_same_place,
     parse_address,
     parse_addresses,
     parse_advertised,
@@ -73,6 +76,8 @@ class Settings:
         int, tuple[str, int]
     ]  # the controllers that found the cluster, by id; empty: this node alone
     bootstrap_servers: tuple[tuple[str, int], ...]  # where a running cluster is found
+    #: The name of the listener that nodes use among themselves; None: this node talks to no others.
+    inter_broker_listener: str | None
 
     def __getitem__(self, name: str) -> Value:
         return self.values[name]
@@ -128,10 +133,10 @@ class Settings:
         return "controller" in cast(tuple[str, ...], self.values["process.roles"])
 
     @property
-    def inter_broker_listener(self) -> str:
-        """The name of the listener that nodes use among themselves."""
-        named = self.values["inter.broker.listener.name"]
-        return str(named).upper() if named else self.listeners[0].name
+    def is_listener_shared(self) -> bool:
+        """Clients use the listener for nodes too: requests between nodes are not fenced off."""
+        only = len(self.listeners) == 1 and self.listeners[0].name == self.inter_broker_listener
+        return only and self.is_broker
 
     @property
     def http_address(self) -> tuple[str, int] | None:
@@ -268,8 +273,10 @@ def _checked(values: Mapping[str, Value], origins: Mapping[str, Origin]) -> Sett
         advertised=advertised,
         founders=MappingProxyType(founders),
         bootstrap_servers=checked("controller.quorum.bootstrap.servers", parse_addresses),
+        inter_broker_listener=None,
     )
     _check_place_in_cluster(settings)
+    settings = _with_node_listener(settings)
     if settings.integer(_SESSION_MIN) > settings.integer(_SESSION_MAX):
         raise InvalidSetting(f"{_SESSION_MIN} must not be above {_SESSION_MAX}")
     if (flaw := group_bounds_flaw(values)) is not None:
@@ -277,11 +284,58 @@ def _checked(values: Mapping[str, Value], origins: Mapping[str, Origin]) -> Sett
     return settings
 
 
-def _check_place_in_cluster(settings: Settings) -> None:
-    if settings.inter_broker_listener not in {listener.name for listener in settings.listeners}:
+def _with_node_listener(settings: Settings) -> Settings:
+    """Find the listener for nodes, or add it at the address that controller.quorum.voters gives this node."""
+    names = [listener.name for listener in settings.listeners]
+    if named := settings.values["inter.broker.listener.name"]:
+        name = str(named).upper()
+        if name not in names:
+            raise InvalidSetting(f"inter.broker.listener.name: no listener is named {name}")
+        return replace(settings, inter_broker_listener=name)
+    if len(names) == 1 and not settings.is_broker:
+        return replace(settings, inter_broker_listener=names[0])
+    if names == [NODES]:
         raise InvalidSetting(
-            f"inter.broker.listener.name: no listener is named {settings.inter_broker_listener}"
+            f"The only listener, {settings.listeners[0]}, is for other nodes: add one for clients, as in "
+            f"--listen localhost:9092; inter.broker.listener.name={NODES} shares it with them on purpose"
         )
+    if NODES in names:
+        return replace(settings, inter_broker_listener=NODES)
+    others = settings.founders.keys() - {settings.node_id}
+    if not others and not settings.bootstrap_servers:
+        return settings
+    return _with_listener_of_voter(settings)
+
+
+def _with_listener_of_voter(settings: Settings) -> Settings:
+    own = settings.founders.get(settings.node_id)
+    listeners, advertised = settings.listeners, settings.advertised
+    how = (
+        f"add --listen {NODES}://HOST:PORT, which only other nodes need to reach; "
+        f"inter.broker.listener.name={listeners[0].name} shares the clients' listener on purpose"
+    )
+    if own is None:
+        raise InvalidSetting(
+            f"Node {settings.node_id} of a cluster has no listener for the other nodes: {how}"
+        )
+    for pair in zip(listeners, advertised, strict=True):
+        if any(is_same_place(listener, own) for listener in pair):
+            if len(listeners) > 1:
+                return replace(settings, inter_broker_listener=pair[0].name)
+            raise InvalidSetting(
+                f"controller.quorum.voters has node {settings.node_id} at {format_address(*own)}, which is its "
+                f"listener for clients. Give it a port of its own there, on every node; or {how}"
+            )
+    host = listeners[0].host if listeners[0].is_wildcard else own[0]
+    return replace(
+        settings,
+        listeners=(*listeners, Listener(NODES, host, own[1])),
+        advertised=(*advertised, Listener(NODES, *own)),
+        inter_broker_listener=NODES,
+    )
+
+
+def _check_place_in_cluster(settings: Settings) -> None:
     is_founder = settings.node_id in settings.founders
     if settings.founders and settings.is_controller and not settings.bootstrap_servers and not is_founder:
         raise InvalidSetting(

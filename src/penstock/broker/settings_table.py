@@ -355,7 +355,10 @@ _CLUSTER = (
         "inter.broker.listener.name",
         _STRING,
         None,
-        "The listener that nodes use among themselves; else the first.",
+        "The listener that nodes use among themselves, and the only one on which requests between nodes are served. "
+        "Else the listener named NODES, or the address that controller.quorum.voters gives this node; a node alone "
+        "has none. Naming the only listener shares it with clients on purpose: whoever reaches it can take over "
+        "the cluster.",
     ),
     _node(
         "penstock.peer.bind.host",

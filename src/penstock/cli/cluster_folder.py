@@ -19,11 +19,16 @@ from penstock.log.checkpoints import replace_durably
 STATE = "cluster.json"
 LOCK = "cluster.lock"
 BROKER, CONTROLLER = "broker", "controller"
+PORT_MAX = 65535
+_NODE_PORTS_ABOVE = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A node of the cluster; `founder`: it was there when the cluster was made."""
+    """A node of the cluster; `founder`: it was there when the cluster was made.
+
+    Other nodes reach it at `peer_address`; None where they share the clients' listener, as in earlier releases.
+    """
 
     id: int
     address: str
@@ -33,6 +38,11 @@ class Member:
     roles: tuple[str, ...]
     founder: bool
     pid: int | None = None
+    peer_address: str | None = None
+
+    @property
+    def quorum_address(self) -> str:
+        return self.peer_address or self.address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +60,12 @@ class LocalCluster:
     @property
     def founders(self) -> tuple[Member, ...]:
         return tuple(node for node in self.nodes if node.founder)
+
+    @property
+    def shares_listeners(self) -> bool:
+        """It was made when nodes and clients used the same listener, which its voters are recorded with."""
+        is_made = self.cluster_id is not None and len(self.nodes) > 1
+        return is_made and any(node.peer_address is None for node in self.nodes)
 
     def running(self, pids: Mapping[int, int | None]) -> "LocalCluster":
         return replace(self, nodes=tuple(replace(node, pid=pids.get(node.id)) for node in self.nodes))
@@ -132,6 +148,16 @@ def free_ports(host: str, count: int) -> list[int]:
         for probe in probes:
             probe.bind((host, 0))
         return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def client_and_node_ports(host: str, first: int, count: int) -> tuple[list[int], list[int]]:
+    """Ports for clients from `first` on, and for nodes 10000 above them; 0 and what is too high are free ones."""
+    if first == 0:
+        ports = free_ports(host, 2 * count)
+        return ports[:count], ports[count:]
+    ports = list(range(first, first + count))
+    above = [port + _NODE_PORTS_ABOVE for port in ports]
+    return ports, above if above[-1] <= PORT_MAX else free_ports(host, count)
 
 
 def refuse_taken(addresses: Iterable[tuple[str, str, int]], hint: str) -> None:

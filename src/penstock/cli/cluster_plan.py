@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.broker.listeners import format_address
+from penstock.broker.listeners import NODES, format_address
 from penstock.cli.cluster_folder import BROKER, CONTROLLER, LocalCluster, Member
 from penstock.cli.failure import WRONG_USAGE, Failure
 
@@ -35,19 +35,27 @@ def grown(known: LocalCluster | None, count: int | None, members: Sequence[Membe
             exit_code=WRONG_USAGE,
         )
     kept = {node.id: node for node in known.nodes}
-    nodes = (
-        replace(kept[node.id], roles=node.roles) if node.id in kept else replace(node, founder=False)
-        for node in members
-    )
-    return replace(known, nodes=tuple(nodes))
+
+    def grown_member(node: Member) -> Member:
+        before = kept.get(node.id)
+        peer_address = (before and before.peer_address) or node.peer_address
+        if known.shares_listeners:
+            peer_address = None
+        if before is None:
+            return replace(node, founder=False, peer_address=peer_address)
+        return replace(before, roles=node.roles, peer_address=peer_address)
+
+    return replace(known, nodes=tuple(map(grown_member, members)))
 
 
 def quorum_flags(node: Member, cluster: LocalCluster) -> list[str]:
     """How a node finds its cluster, also after it has lost its disk: it must never found a second one."""
     founders = cluster.founders
     if node.founder and len(founders) > 1:
-        return ["--voters", ",".join(f"{founder.id}@{founder.address}" for founder in founders)]
-    others = [other.address for other in cluster.nodes if CONTROLLER in other.roles and other.id != node.id]
+        return ["--voters", ",".join(f"{founder.id}@{founder.quorum_address}" for founder in founders)]
+    others = [
+        other.quorum_address for other in cluster.nodes if CONTROLLER in other.roles and other.id != node.id
+    ]
     return ["--join", ",".join(others)] if others else []
 
 
@@ -68,14 +76,18 @@ def node_words(
     node: Member, cluster: LocalCluster, config: str | None, settings: Mapping[str, str]
 ) -> list[str]:
     """The flags of `serve` for a node of `cluster start`. What a settings file says of addresses is overruled."""
-    address = f"{LISTENER}://{node.address}"
+    addresses = [f"{LISTENER}://{node.address}"]
     texts = {
         **settings_for(len(cluster.nodes)),
         **settings,
-        "inter.broker.listener.name": LISTENER,
         "penstock.http.listen": node.http or "",
     }
-    words = ["--node-id", str(node.id), "--listen", address, "--advertise", address]
+    if len(cluster.nodes) > 1:  # a node alone has no listener for others
+        if node.peer_address is not None:
+            addresses.append(f"{NODES}://{node.peer_address}")
+        texts["inter.broker.listener.name"] = LISTENER if node.peer_address is None else NODES
+    words = ["--node-id", str(node.id)]
+    words += [part for address in addresses for part in ("--listen", address, "--advertise", address)]
     words += ["--data-dir", node.data_dir, "--roles", ",".join(node.roles), *quorum_flags(node, cluster)]
     if config is not None:
         words += ["--config", config]
@@ -85,7 +97,11 @@ def node_words(
 
 
 def local_members(
-    folder: Path, count: int, ports: Sequence[int], http_ports: Sequence[int | None]
+    folder: Path,
+    count: int,
+    ports: Sequence[int],
+    http_ports: Sequence[int | None],
+    peer_ports: Sequence[int],
 ) -> list[Member]:
     return [
         Member(
@@ -98,6 +114,7 @@ def local_members(
             log=str(folder / f"node-{number}.log"),
             roles=roles_of(number, count),
             founder=number <= controllers_among(count),
+            peer_address=format_address(HOST, peer_ports[number - 1]),
         )
         for number in range(1, count + 1)
     ]

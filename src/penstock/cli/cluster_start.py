@@ -17,8 +17,10 @@ from penstock.cli import notify
 from penstock.cli.cluster_folder import (
     CONTROLLER,
     LOCK,
+    PORT_MAX,
     ClusterFolder,
     LocalCluster,
+    client_and_node_ports,
     free_ports,
     refuse_taken,
 )
@@ -169,22 +171,29 @@ def _planned(
     founded = known if known is not None and known.cluster_id is not None else None
     count = nodes or (len(founded.nodes) if founded else DEFAULT_NODES)
     first = port if port is not None else founded.first_port if founded else DEFAULT_PORT
-    ports = _ports(first, count)
-    http_ports: list[int | None] = [None] * count if http_port is None else [*_ports(http_port, count)]
-    members = local_members(place.path, count, ports, http_ports)
+    _check_ports(first, count)
+    ports, peer_ports = client_and_node_ports(HOST, first, count)
+    http_ports: list[int | None] = [None] * count
+    if http_port is not None:
+        _check_ports(http_port, count)
+        http_ports = [
+            *(free_ports(HOST, count) if http_port == 0 else range(http_port, http_port + count)),
+        ]
+    members = local_members(place.path, count, ports, http_ports, peer_ports)
     return replace(grown(known, nodes, members), first_port=first)
 
 
-def _ports(first: int, count: int) -> list[int]:
-    if first + count - 1 > 65535:
+def _check_ports(first: int, count: int) -> None:
+    if first + count - 1 > PORT_MAX:
         raise Failure(f"{count} ports from {first} on do not exist", exit_code=WRONG_USAGE)
-    return free_ports(HOST, count) if first == 0 else list(range(first, first + count))
 
 
 def _refuse_taken_ports(cluster: LocalCluster) -> None:
     wanted = []
     for node in cluster.nodes:
         wanted.append((f"node {node.id}", *parse_address(node.address)))
+        if node.peer_address is not None and len(cluster.nodes) > 1:
+            wanted.append((f"node {node.id}", *parse_address(node.peer_address)))
         if node.http is not None:
             wanted.append((f"node {node.id}", *parse_address(node.http)))
     is_new = cluster.cluster_id is None

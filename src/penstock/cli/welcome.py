@@ -25,7 +25,9 @@ _WELCOME = """
 def announce(node: Node, *, welcome: bool) -> None:
     """One line per listener, which scripts may wait for, then the welcome."""
     for listener in node.listeners:
-        print(f"listening on {listener}", flush=True)
+        is_shared = node.settings.is_listener_shared
+        whose = " for nodes" if listener.name == node.settings.inter_broker_listener and not is_shared else ""
+        print(f"listening{whose} on {listener}", flush=True)
     if node.http is not None and node.settings.http_address is not None:
         address = format_address(node.settings.http_address[0] or "localhost", node.http.port)
         print(f"metrics on http://{address}/metrics", flush=True)

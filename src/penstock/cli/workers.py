@@ -9,10 +9,17 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from penstock.broker.listeners import Listener, format_address
+from penstock.broker.listeners import NODES, Listener, format_address
 from penstock.broker.settings import Settings
-from penstock.cli.cluster_folder import BROKER, CONTROLLER, ClusterFolder, LocalCluster, Member, free_ports
-from penstock.cli.cluster_plan import controllers_among, grown, quorum_flags, roles_of, serve_command
+from penstock.cli.cluster_folder import (
+    BROKER,
+    CONTROLLER,
+    ClusterFolder,
+    LocalCluster,
+    Member,
+    client_and_node_ports,
+)
+from penstock.cli.cluster_plan import HOST, controllers_among, grown, quorum_flags, roles_of, serve_command
 from penstock.cli.failure import WRONG_USAGE, Failure
 from penstock.cli.flags import LIFELINE, WORKERS
 from penstock.cli.supervisor import Node
@@ -72,17 +79,19 @@ def planned(settings: Settings, count: int, known: LocalCluster | None) -> Local
     first = settings.listeners[0]
     if first.port == 0 and len(settings.listeners) > 1:
         raise Failure("--workers with several listeners needs their ports", exit_code=WRONG_USAGE)
-    ports = free_ports("", count) if first.port == 0 else [first.port + number for number in range(count)]
-    members = [_member(settings, number, count, ports[number]) for number in range(count)]
+    ports, peer_ports = client_and_node_ports("", first.port, count)
+    members = [_member(settings, number, count, ports[number], peer_ports[number]) for number in range(count)]
     if first.port == 0 or known is None:
         return grown(known, None, members)
     kept = {node.id: node.founder for node in known.nodes}
     is_founded = known.cluster_id is not None
     nodes = (replace(node, founder=kept.get(node.id, False)) if is_founded else node for node in members)
+    if known.shares_listeners and settings.inter_broker_listener is None:
+        nodes = (replace(node, peer_address=None) for node in nodes)
     return LocalCluster(nodes=tuple(nodes), cluster_id=known.cluster_id)
 
 
-def _member(settings: Settings, number: int, count: int, port: int) -> Member:
+def _member(settings: Settings, number: int, count: int, port: int, peer_port: int) -> Member:
     id = settings.node_id + number
     at = settings.advertised[0]
     advertised = at.port + number if at.port else port
@@ -95,7 +104,16 @@ def _member(settings: Settings, number: int, count: int, port: int) -> Member:
         log=None,
         roles=_roles(settings, id, number + 1, count),
         founder=id in settings.founders if settings.founders else number < controllers_among(count),
+        peer_address=_peer_address(settings, number, port, peer_port),
     )
+
+
+def _peer_address(settings: Settings, number: int, port: int, peer_port: int) -> str:
+    """Where the settings put the listener for nodes; where they do not, no other host needs to reach it."""
+    for at in settings.advertised:
+        if at.name == settings.inter_broker_listener:
+            return format_address(at.host, at.port + number if at.port else port)
+    return format_address(HOST, peer_port)
 
 
 def _roles(settings: Settings, id: int, number: int, count: int) -> tuple[str, ...]:
@@ -128,6 +146,11 @@ def words(
     own = ["--node-id", str(node.id), "--data-dir", node.data_dir, "--roles", ",".join(node.roles)]
     own += ["--rack", settings.rack or socket.gethostname(), LIFELINE]
     own += [part for at in settings.listeners for part in ("--listen", _shifted(at, number, node))]
+    if settings.inter_broker_listener is None and len(cluster.nodes) > 1:
+        if node.peer_address is None:
+            own += ["--set", f"inter.broker.listener.name={settings.listeners[0].name}"]
+        else:
+            own += ["--listen", f"{NODES}://{node.peer_address}"]
     if settings.source("advertised.listeners").kind != "default":
         own += [part for at in settings.advertised for part in ("--advertise", _shifted(at, number, node))]
     if node.http is not None:

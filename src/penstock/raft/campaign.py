@@ -5,7 +5,7 @@ from penstock.raft.actions import Send
 from penstock.raft.membership import Membership
 from penstock.raft.messages import VoteReply, VoteRequest
 from penstock.raft.states import Campaign
-from penstock.raft.values import Election, ReplicaKey, Role
+from penstock.raft.values import EPOCH_MAX, Election, ReplicaKey, Role
 
 
 class Campaigning(Membership):
@@ -28,7 +28,7 @@ class Campaigning(Membership):
 
     def become_candidate(self) -> None:
         self._leave_role(Role.CANDIDATE)
-        self.election = Election(self.epoch + 1, voted=self.local)
+        self.election = Election(min(self.epoch + 1, EPOCH_MAX), voted=self.local)
         self._campaign = Campaign(is_pre_vote=False, voters=self.voters.latest)
         self._run_campaign(self._campaign)
 

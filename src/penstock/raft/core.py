@@ -21,6 +21,9 @@ from penstock.raft.messages import (
 )
 from penstock.raft.states import Campaign, Follower, Leader, Question
 from penstock.raft.values import (
+    EPOCH_JUMP_MAX,
+    EPOCH_MAX,
+    EPOCH_TOLD_MAX,
     NOBODY,
     UNKNOWN_OFFSET,
     Address,
@@ -120,7 +123,17 @@ class Core:
 
     @property
     def is_electable(self) -> bool:
+        if self.epoch >= EPOCH_MAX and self.voters.latest.keys != (self.local,):
+            return False
         return self.is_controller and (self.is_voter or self.may_be_needed_yet())
+
+    def may_be_true(self, epoch: int) -> bool:
+        """Whether an epoch that another node brings up unasked is one that a voter could have."""
+        return 0 <= epoch < EPOCH_MAX and epoch <= self.epoch + EPOCH_JUMP_MAX
+
+    def may_believe(self, reply: PeerReply) -> bool:
+        """Whether the answer of a peer that was asked names an epoch that elections could have reached."""
+        return reply.epoch <= max(EPOCH_TOLD_MAX, self.epoch + EPOCH_JUMP_MAX) and reply.epoch < EPOCH_MAX
 
     def may_be_needed_yet(self) -> bool:
         """Voted out, but the others may lack that record, and then cannot elect anyone against our longer log."""

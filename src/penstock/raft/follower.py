@@ -12,7 +12,7 @@ from penstock.raft.messages import (
     FetchSnapshotRequest,
 )
 from penstock.raft.states import Download, Follower
-from penstock.raft.values import UNKNOWN_OFFSET, OffsetAndEpoch, Role
+from penstock.raft.values import NOBODY, UNKNOWN_OFFSET, OffsetAndEpoch, ReplicaKey, Role
 from penstock.raft.votes import Voting
 
 
@@ -180,6 +180,8 @@ class Following(Voting):
         error = self._epoch_error(request)
         if not self.is_meant(request.voter):
             error = ErrorCode.invalid_voter_key
+        elif error is ErrorCode.none and not self._may_lead(request.leader_id, is_known_to=request.voter):
+            error = ErrorCode.inconsistent_voter_set
         if error is ErrorCode.none:
             self._accept_leader(request)
         self._answer_plainly(request, token, error)
@@ -187,15 +189,20 @@ class Following(Voting):
     def _epoch_error(self, request: BeginEpochRequest | EndEpochRequest) -> ErrorCode:
         if request.epoch < self.epoch:
             return ErrorCode.fenced_leader_epoch
-        if not self._can_follow(request.leader_id):
+        if not self.may_be_true(request.epoch) or not self._can_follow(request.leader_id):
             return ErrorCode.invalid_request
+        if request.epoch == self.epoch and self.leader_id not in (NOBODY, request.leader_id):
+            return ErrorCode.invalid_request  # an epoch has one leader
         return ErrorCode.none
+
+    def _may_lead(self, leader_id: int, *, is_known_to: ReplicaKey | None = None) -> bool:
+        """A voter, or one that a record made a voter which our log has not reached; see `may_be_voter`."""
+        if leader_id in self.voters.latest or leader_id == self.leader_id:
+            return True
+        return is_known_to is not None and self.is_known_to(is_known_to)
 
     def _accept_leader(self, request: BeginEpochRequest) -> None:
         if self._follower and request.epoch == self.epoch:
-            assert self._follower.leader_id == request.leader_id, (
-                f"two leaders in one epoch: {self} {request}"
-            )
             self._follower.leader_addresses = request.addresses
             self._heard_leader(self._follower)
         elif request.epoch > self.epoch or self._seeks_leader:
@@ -203,6 +210,8 @@ class Following(Voting):
 
     def _end_epoch_received(self, request: EndEpochRequest, token: Token) -> None:
         error = self._epoch_error(request)
+        if error is ErrorCode.none and not self._may_lead(request.leader_id):
+            error = ErrorCode.inconsistent_voter_set
         is_free = self.role in (Role.FOLLOWER, Role.UNATTACHED, Role.PROSPECTIVE)
         if error is ErrorCode.none and (is_free or request.epoch > self.epoch):
             self._succeed(request)

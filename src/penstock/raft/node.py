@@ -87,6 +87,8 @@ class RaftNode(CatchingUp):
     ) -> list[Action]:
         """None: there was no answer; refused: the peer's host closed or refused the connection."""
         self._begin(now_ms)
+        if reply is not None and not self.may_believe(reply):
+            reply = None
         if reply is not None:
             self._learn(reply)
         match sent.request:

@@ -89,7 +89,7 @@ class Roles(Core):
 
     def _can_follow(self, leader_id: int) -> bool:
         """An earlier life of this node, with another disk, may have led: nobody follows itself."""
-        return leader_id not in (NOBODY, self.local.id)
+        return leader_id > NOBODY and leader_id != self.local.id
 
     @property
     def _seeks_leader(self) -> bool:

@@ -10,6 +10,17 @@ NOBODY: Final = -1
 #: Said where no high watermark is known.
 UNKNOWN_OFFSET: Final = -1
 
+#: The last epoch that fits into the protocol. Only a sole voter may lead it: nobody can be elected after it.
+EPOCH_MAX: Final = 2**31 - 1
+#: How far ahead of this node's epoch one may be that another node brings up unasked. A node that was away for longer
+#: learns the epoch from the answers to its own questions.
+EPOCH_JUMP_MAX: Final = 1000
+#: The highest epoch believed because a peer that was asked says so. At an election a second it takes 34 years.
+EPOCH_TOLD_MAX: Final = 2**30
+#: How far above its log a node resumes when the epoch on its disk cannot be true: it must not vote a second time in
+#: an epoch that it has forgotten, and there cannot have been so many elections since its last record.
+_EPOCHS_PASSED_OVER: Final = 1_000_000
+
 
 class ReplicaKey(NamedTuple):
     """A node and the disk that it keeps its log on: with another disk it is another replica."""
@@ -42,6 +53,13 @@ class Election(NamedTuple):
     epoch: int = 0
     leader_id: int = NOBODY
     voted: ReplicaKey | None = None
+
+
+def plausible_election(election: Election, last_epoch: int) -> Election:
+    """The election on disk, or one to resume with where its epoch is none that elections could have reached."""
+    if election.epoch <= max(EPOCH_TOLD_MAX, last_epoch + EPOCH_JUMP_MAX):
+        return election
+    return Election(min(last_epoch + _EPOCHS_PASSED_OVER, EPOCH_MAX))
 
 
 class Timings(NamedTuple):

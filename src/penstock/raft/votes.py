@@ -9,7 +9,6 @@ from penstock.raft.values import ReplicaKey, Role
 
 class Voting(Campaigning):
     def _vote_received(self, request: VoteRequest, token: Token) -> None:
-        """Who is a voter is for the candidate to know: our log may not have reached that record yet."""
         error = self.vote_error(request)
         if error is not ErrorCode.none:
             self._answer_plainly(request, token, error)
@@ -34,7 +33,26 @@ class Voting(Campaigning):
             return ErrorCode.inconsistent_voter_set
         if request.epoch < self.epoch:
             return ErrorCode.fenced_leader_epoch
+        if not self.may_be_true(request.epoch):
+            return ErrorCode.invalid_request
+        if not self.may_be_voter(request):
+            return ErrorCode.inconsistent_voter_set
         return ErrorCode.none
+
+    def may_be_voter(self, request: VoteRequest) -> bool:
+        """A voter, or one made a voter by a record that our log has not reached.
+
+        Such a candidate's log is ahead of ours, and it knows our disk from the voter set that holds both of us. To
+        refuse it could leave too few to elect anyone.
+        """
+        if self.voters.latest.is_voter(request.candidate):
+            return True
+        is_ahead = (request.last.epoch, request.last.offset) > (self.last.epoch, self.last.offset)
+        return is_ahead and self.is_known_to(request.voter)
+
+    def is_known_to(self, addressee: ReplicaKey) -> bool:
+        """Whether the sender of a request has named this node by its disk, as voter sets do."""
+        return addressee == self.local
 
     def is_meant(self, voter: ReplicaKey) -> bool:
         """A vote asked of another disk is not ours to give: what that one promised, we do not know."""

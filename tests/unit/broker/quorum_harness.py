@@ -62,6 +62,7 @@ class Member:
                 "node.id": str(node_id),
                 "log.dirs": str(folder),
                 "listeners": f"127.0.0.1:{port}",
+                "inter.broker.listener.name": "PLAINTEXT",  # there are no clients to be kept apart
                 **FAST,
                 **settings,
             },

@@ -252,6 +252,7 @@ def test_founders_and_bootstrap_servers_are_read_as_addresses() -> None:
             "node.id": "2",
             "controller.quorum.voters": "1@a:9092, 2@[::1]:9093",
             "controller.quorum.bootstrap.servers": "c:1,d:2",
+            "listeners": "h:9092",
         },
         {},
     )
@@ -273,6 +274,84 @@ def test_founders_and_bootstrap_servers_are_read_as_addresses() -> None:
 def test_a_place_in_the_cluster_that_cannot_be_is_refused(flags: dict[str, str], complaint: str) -> None:
     with pytest.raises(InvalidSetting, match=complaint):
         load_settings(flags, {})
+
+
+VOTERS = "1@a:9093,2@b:9093,3@c:9093"
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "bound", "advertised"),
+    [
+        # A node alone has none, unless one is named.
+        ({}, None, "", ""),
+        ({"listeners": "A://:1,B://:2"}, None, "", ""),
+        ({"listeners": "A://h:1,NODES://h:2"}, "NODES", "NODES://h:2", "NODES://h:2"),
+        # The address in controller.quorum.voters, where clients use another one.
+        (
+            {"listeners": "a:9092", "controller.quorum.voters": VOTERS},
+            "NODES",
+            "NODES://a:9093",
+            "NODES://a:9093",
+        ),
+        (
+            {"listeners": ":9092", "controller.quorum.voters": VOTERS},
+            "NODES",
+            "NODES://:9093",
+            "NODES://a:9093",
+        ),
+        (
+            {"listeners": "A://a:9092,B://a:9093", "controller.quorum.voters": VOTERS},
+            "B",
+            "B://a:9093",
+            "B://a:9093",
+        ),
+        # As told.
+        (
+            {"listeners": "A://a:9092,B://a:9094", "inter.broker.listener.name": "b"},
+            "B",
+            "B://a:9094",
+            "B://a:9094",
+        ),
+        # A controller alone has no clients to be kept apart from.
+        (
+            {"listeners": "a:9093", "controller.quorum.voters": VOTERS, "process.roles": "controller"},
+            "PLAINTEXT",
+            "PLAINTEXT://a:9093",
+            "PLAINTEXT://a:9093",
+        ),
+    ],
+)
+def test_nodes_of_a_cluster_have_a_listener_of_their_own(
+    flags: dict[str, str], name: str | None, bound: str, advertised: str
+) -> None:
+    settings = load_settings(flags, {})
+    assert settings.inter_broker_listener == name
+    assert not settings.is_listener_shared
+    assert "".join(str(at) for at in settings.listeners if at.name == name) == bound
+    assert "".join(str(at) for at in settings.advertised if at.name == name) == advertised
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"listeners": "a:9093", "controller.quorum.voters": VOTERS}, "which is its listener for clients"),
+        ({"listeners": ":9093", "controller.quorum.voters": VOTERS}, "which is its listener for clients"),
+        (
+            {"listeners": "localhost:1", "controller.quorum.voters": "1@127.0.0.1:1,2@b:1"},
+            "which is its listener for clients",
+        ),
+        (
+            {"controller.quorum.bootstrap.servers": "b:9093"},
+            "has no listener for the other nodes: add --listen",
+        ),
+        ({"listeners": "NODES://a:9093"}, "is for other nodes: add one for clients"),
+    ],
+)
+def test_a_listener_is_not_shared_with_clients_by_accident(flags: dict[str, str], complaint: str) -> None:
+    with pytest.raises(InvalidSetting, match=complaint):
+        load_settings(flags, {})
+    name = "NODES" if "NODES" in flags.get("listeners", "") else "PLAINTEXT"
+    assert load_settings({**flags, "inter.broker.listener.name": name}, {}).is_listener_shared
 
 
 @pytest.mark.parametrize(

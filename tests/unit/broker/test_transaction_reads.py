@@ -27,7 +27,7 @@ NOW_MS = int(time.time() * 1000)
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with running(tmp_path, penstock_flush="never") as node:
+    async with running(tmp_path, penstock_flush="never", inter_broker_listener_name="PLAINTEXT") as node:
         await create_topic(node, "t")
         yield node
 
@@ -231,14 +231,14 @@ async def test_retention_may_take_the_beginning_of_a_transaction_that_never_ends
 
 
 async def test_stability_survives_a_restart(tmp_path: Path) -> None:
-    async with running(tmp_path, penstock_flush="never") as node:
+    async with running(tmp_path, penstock_flush="never", inter_broker_listener_name="PLAINTEXT") as node:
         await create_topic(node, "t")
         client, partition = await WireClient.connect(node), node.partitions.find("t", 0)
         write(partition, 1)
         await end(client, 1, committed=False)
         write(partition, 2)
         await client.close()
-    async with running(tmp_path, penstock_flush="never") as node:
+    async with running(tmp_path, penstock_flush="never", inter_broker_listener_name="PLAINTEXT") as node:
         client, partition = await WireClient.connect(node), node.partitions.find("t", 0)
         got = await fetch(client, partition)
         assert (got.high_watermark, got.last_stable_offset) == (3, 2)

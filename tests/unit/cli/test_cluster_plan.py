@@ -11,7 +11,8 @@ from penstock.cli.failure import Failure
 
 
 def members(count: int) -> list[Member]:
-    return local_members(Path("/d"), count, range(9001, 9001 + count), [None] * count)
+    ports = range(9001, 9001 + count)
+    return local_members(Path("/d"), count, ports, [None] * count, [port + 10_000 for port in ports])
 
 
 def founded(count: int) -> LocalCluster:
@@ -27,11 +28,11 @@ def test_three_nodes_are_controllers_or_one(count: int, controllers: list[int]) 
 
 def test_founders_name_each_other_and_others_join_them() -> None:
     cluster = founded(4)
-    voters = "1@127.0.0.1:9001,2@127.0.0.1:9002,3@127.0.0.1:9003"
+    voters = "1@127.0.0.1:19001,2@127.0.0.1:19002,3@127.0.0.1:19003"
     assert quorum_flags(cluster.nodes[0], cluster) == ["--voters", voters]
     assert quorum_flags(cluster.nodes[3], cluster) == [
         "--join",
-        "127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003",
+        "127.0.0.1:19001,127.0.0.1:19002,127.0.0.1:19003",
     ]
 
 
@@ -44,16 +45,35 @@ def test_a_grown_cluster_is_never_founded_a_second_time() -> None:
     """The first node without its disk would found another cluster if it were told of nobody."""
     cluster = grown(founded(1), 3, members(3))
     assert [node.founder for node in cluster.nodes] == [True, False, False]
-    assert quorum_flags(cluster.nodes[0], cluster) == ["--join", "127.0.0.1:9002,127.0.0.1:9003"]
-    assert quorum_flags(cluster.nodes[1], cluster) == ["--join", "127.0.0.1:9001,127.0.0.1:9003"]
+    assert quorum_flags(cluster.nodes[0], cluster) == ["--join", "127.0.0.1:19002,127.0.0.1:19003"]
+    assert quorum_flags(cluster.nodes[1], cluster) == ["--join", "127.0.0.1:19001,127.0.0.1:19003"]
     assert [len(node.roles) for node in cluster.nodes] == [2, 2, 2]
 
 
 def test_nodes_keep_their_addresses() -> None:
-    moved = local_members(Path("/d"), 3, [1, 2, 3], [None] * 3)
-    assert [node.address for node in grown(founded(2), 3, moved).nodes] == [
-        "127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:3",
-    ]  # fmt: skip
+    moved = local_members(Path("/d"), 3, [1, 2, 3], [None] * 3, [4, 5, 6])
+    nodes = grown(founded(2), 3, moved).nodes
+    assert [node.address for node in nodes] == ["127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:3"]
+    assert [node.peer_address for node in nodes] == ["127.0.0.1:19001", "127.0.0.1:19002", "127.0.0.1:6"]
+
+
+def test_nodes_of_a_cluster_have_a_listener_of_their_own_and_a_node_alone_has_none() -> None:
+    words = node_words(founded(3).nodes[1], founded(3), None, {})
+    listeners = [word for word, flag in zip(words[1:], words, strict=False) if flag == "--listen"]
+    assert listeners == ["PLAINTEXT://127.0.0.1:9002", "NODES://127.0.0.1:19002"]
+    assert "inter.broker.listener.name=NODES" in words
+    assert not any("NODES" in word for word in node_words(founded(1).nodes[0], founded(1), None, {}))
+
+
+def test_a_cluster_of_an_earlier_release_goes_on_sharing_its_listeners() -> None:
+    """Its voters are recorded with the clients' addresses, under which they would refuse each other."""
+    before = founded(3)
+    before = replace(before, nodes=tuple(replace(node, peer_address=None) for node in before.nodes))
+    cluster = grown(before, 4, members(4))
+    assert [node.peer_address for node in cluster.nodes] == [None] * 4
+    assert "inter.broker.listener.name=PLAINTEXT" in node_words(cluster.nodes[3], cluster, None, {})
+    alone = replace(founded(1), nodes=(replace(founded(1).nodes[0], peer_address=None),))
+    assert all(node.peer_address for node in grown(alone, 3, members(3)).nodes)
 
 
 def test_a_cluster_that_was_never_founded_is_planned_anew() -> None:

@@ -27,6 +27,7 @@ def flags_of(count: int, number: int, flags: Flags) -> dict[str, list[str]]:
     return found
 
 
+WITH_NODES = ["host:9000", "NODES://host:9100"]
 FIRST: Flags = {
     "--listen": ["host:9000"],
     "--node-id": ["10"],
@@ -38,20 +39,24 @@ FIRST: Flags = {
 def test_ids_ports_and_folders_count_up() -> None:
     last = flags_of(4, 3, {**FIRST, "--http": ["host:9600"]})
     assert last["--node-id"] == ["13"]
-    assert last["--listen"] == ["PLAINTEXT://host:9003"]
+    assert last["--listen"] == ["PLAINTEXT://host:9003", "NODES://127.0.0.1:19003"]
     assert last["--data-dir"] == ["/d/worker-4"]
     assert last["--http"] == ["host:9603"]
     assert last["--set"] == ["num.partitions=7"]
     assert last["--roles"] == ["broker"]
-    assert last["--join"] == ["host:9000,host:9001,host:9002"]
-    assert flags_of(4, 0, FIRST)["--voters"] == ["10@host:9000,11@host:9001,12@host:9002"]
+    assert last["--join"] == ["127.0.0.1:19000,127.0.0.1:19001,127.0.0.1:19002"]
+    voters = ["10@127.0.0.1:19000,11@127.0.0.1:19001,12@127.0.0.1:19002"]
+    assert flags_of(4, 0, FIRST)["--voters"] == voters
 
 
 def test_every_listener_and_advertised_address_counts_up() -> None:
     given: Flags = {"--listen": ["A://:9000", "B://:9100"], "--advertise": ["A://a:9000", "B://b:19100"]}
     second = flags_of(2, 1, given)
-    assert second["--listen"] == ["A://:9001", "B://:9101"]
+    assert second["--listen"] == ["A://:9001", "B://:9101", "NODES://127.0.0.1:19001"]
     assert second["--advertise"] == ["A://a:9001", "B://b:19101"]
+    second = flags_of(2, 1, {**given, "--set": ["inter.broker.listener.name=B"]})
+    assert second["--listen"] == ["A://:9001", "B://:9101"]
+    assert second["--join"] == ["b:19100"]
 
 
 def test_all_share_the_rack_of_their_host() -> None:
@@ -64,10 +69,13 @@ def test_all_share_the_rack_of_their_host() -> None:
     ("flags", "controllers"),
     [
         ({}, [10, 11, 12]),
-        ({"--join": ["other:9092"]}, []),
-        ({"--roles": ["broker"], "--join": ["other:9092"]}, []),
-        ({"--roles": ["broker,controller"], "--join": ["other:9092"]}, [10, 11, 12, 13]),
-        ({"--voters": ["10@host:9000,20@b:9000,30@c:9000"]}, [10]),
+        ({"--join": ["other:9092"], "--listen": WITH_NODES}, []),
+        ({"--roles": ["broker"], "--join": ["other:9092"], "--listen": WITH_NODES}, []),
+        (
+            {"--roles": ["broker,controller"], "--join": ["other:9092"], "--listen": WITH_NODES},
+            [10, 11, 12, 13],
+        ),
+        ({"--voters": ["10@host:9100,20@b:9100,30@c:9100"]}, [10]),
     ],
 )
 def test_who_is_a_controller(flags: dict[str, Sequence[str]], controllers: list[int]) -> None:
@@ -76,9 +84,12 @@ def test_who_is_a_controller(flags: dict[str, Sequence[str]], controllers: list[
 
 
 def test_a_cluster_over_several_hosts_is_joined_as_told() -> None:
-    assert flags_of(2, 1, {**FIRST, "--join": ["a:1,b:2"]})["--join"] == ["a:1,b:2"]
-    voters = "10@host:9000,20@b:9000,30@c:9000"
-    assert flags_of(2, 1, {**FIRST, "--voters": [voters]})["--voters"] == [voters]
+    joining = flags_of(2, 1, {**FIRST, "--listen": WITH_NODES, "--join": ["a:1,b:2"]})
+    assert joining["--join"] == ["a:1,b:2"]
+    voters = "10@host:9100,20@b:9100,30@c:9100"
+    second = flags_of(2, 1, {**FIRST, "--voters": [voters]})
+    assert second["--voters"] == [voters]
+    assert second["--listen"] == joining["--listen"] == ["PLAINTEXT://host:9001", "NODES://host:9101"]
 
 
 def test_free_ports_are_chosen_once() -> None:

@@ -1,7 +1,7 @@
 """ApiVersions (key 18), v0-4. The reply's header never turns flexible; an unknown version gets v0 and the list.
 
 A node that is controller only does not list what needs partitions. Who asks for it nevertheless is told that they are
-elsewhere.
+elsewhere. Requests that only nodes send are listed only on the listener for nodes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ _LEVEL_ZERO_FROM = 4
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
-    if ctx.version >= 3 and not _names_its_software(request):
-        return _response(ctx.node, ctx.version, ErrorCode.invalid_request)
-    return _response(ctx.node, ctx.version, ErrorCode.none)
+    is_named = ctx.version < 3 or _names_its_software(request)
+    error = ErrorCode.none if is_named else ErrorCode.invalid_request
+    for_nodes = ctx.connection is not None and ctx.connection.for_nodes
+    return _response(ctx.node, ctx.version, error, for_nodes=for_nodes)
 
 
-def unsupported_version(node: Node) -> Any:
-    return _response(node, 0, ErrorCode.unsupported_version)
+def unsupported_version(node: Node, *, for_nodes: bool) -> Any:
+    return _response(node, 0, ErrorCode.unsupported_version, for_nodes=for_nodes)
 
 
 def _names_its_software(request: Any) -> bool:
@@ -39,7 +40,7 @@ def _names_its_software(request: Any) -> bool:
     )
 
 
-def _response(node: Node, version: int, error: ErrorCode) -> Any:
+def _response(node: Node, version: int, error: ErrorCode, *, for_nodes: bool) -> Any:
     from datetime import timedelta
 
     response = schema_class("api_versions.v4.response:ApiVersionsResponse")
@@ -50,11 +51,10 @@ def _response(node: Node, version: int, error: ErrorCode) -> Any:
     return response(
         error_code=error,
         api_keys=tuple(
-            api(
-                api_key=a.key, min_version=ADVERTISED_MIN.get(a.key, a.min_version), max_version=a.max_version
-            )
+            api(api_key=a.key, min_version=ADVERTISED_MIN.get(a.key, a.min_version), max_version=max_version)
             for a in APIS.values()
             if node.settings.is_broker or not a.broker_only
+            if (max_version := a.max_version_on(for_nodes=for_nodes)) >= a.min_version
         ),
         throttle_time=timedelta(0),
         supported_features=tuple(

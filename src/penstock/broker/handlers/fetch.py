@@ -14,13 +14,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
-from penstock.broker.connection import Connection, Reply, Slot
+from penstock.broker.connection import HANG_UP, Connection, Reply, Slot
 from penstock.broker.context import RequestContext
 from penstock.broker.fetch_sessions import NO_REPLICA, Key, Opened, Wanted
 from penstock.broker.reading import NotCached, Read, Reads
 from penstock.cluster.names import CLUSTER_METADATA
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.fetch import (
+    SESSIONS_FROM,
     TOPIC_IDS_FROM,
     FetchRequest,
     PartitionData,
@@ -44,6 +45,8 @@ def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
 ) -> Reply | Slot:
     request = parse_fetch(frame, position, ctx.version)
+    if request.replica_id > NO_REPLICA and not connection.for_nodes:
+        return _refuse_follower(ctx, connection, correlation_id)
     if request.topics and request.topics[0][0] in _METADATA_TOPICS:
         return _fetch_metadata(ctx, connection, bytes(frame), position, correlation_id)
     by_id = ctx.version >= TOPIC_IDS_FROM
@@ -61,6 +64,15 @@ def handle(
     if fetch.is_satisfied_by(collected):
         return fetch.reply(collected.answers)
     return fetch.wait(connection, collected.records_bytes)
+
+
+def _refuse_follower(ctx: RequestContext, connection: Connection, correlation_id: int) -> Reply:
+    """A follower's fetch decides what counts as replicated, so no client may send one."""
+    ctx.node.server.refuse_node_request(connection, "fetch by a replica")
+    if ctx.version < SESSIONS_FROM:
+        return HANG_UP  # the response has no place for an error that is not a partition's
+    error = ErrorCode.cluster_authorization_failed.value
+    return encode_fetch_response(ctx.version, correlation_id, error=error, session_id=0, topics=[])
 
 
 def _fetch_metadata(

@@ -83,11 +83,15 @@ class Quorum:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Where other nodes reach this one, the best first."""
+        """Where other nodes reach this one; of a node without a listener for nodes, where clients do."""
         ports = {listener.name: listener.port for listener in self._node.listeners}
         settings = self._node.settings
-        addresses = [Address(at.name, at.host, at.port or ports[at.name]) for at in settings.advertised]
-        return tuple(sorted(addresses, key=lambda at: at.name != settings.inter_broker_listener))
+        wanted = settings.inter_broker_listener
+        return tuple(
+            Address(at.name, at.host, at.port or ports[at.name])
+            for at in settings.advertised
+            if wanted is None or at.name == wanted
+        )
 
     async def start(self) -> None:
         """Found, find or resume the cluster; returns once this node takes part in it. Raises WrongOwner."""
@@ -184,10 +188,14 @@ class Quorum:
         voter = self.voters.get(node_id)
         if not addresses and voter is not None:
             addresses = voter.addresses
-        wanted = self._node.settings.inter_broker_listener
-        for at in sorted(addresses, key=lambda at: at.name != wanted):
-            return at.host, at.port
-        return self._node.settings.founders.get(node_id)
+        settings = self._node.settings
+        for at in addresses:
+            if at.name in ("", settings.inter_broker_listener):  # without a name: as a node told it
+                return at.host, at.port
+        # Known by another listener only: a voter of an earlier release, or a controller that names its own.
+        if node_id in settings.founders:
+            return settings.founders[node_id]
+        return next(((at.host, at.port) for at in addresses), None)
 
     def addressed(self, voter_id: int, directory: UUID | None) -> ReplicaKey:
         """Whom a request is meant for; one that does not say means whoever reads it."""

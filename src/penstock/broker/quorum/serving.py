@@ -25,10 +25,13 @@ class LeaderEndpoint(NamedTuple):
 
 
 def check_cluster(ctx: RequestContext, cluster_id: str | None) -> None:
-    """Raises ApiError: another cluster's node asks, or there is no cluster here yet."""
+    """Raises ApiError: one who is not of this cluster asks, or there is no cluster here yet.
+
+    Every member of the quorum says which cluster it means; Apache Kafka lets the id be left out.
+    """
     if not ctx.node.quorum.is_taking_part:
         raise no_cluster()
-    if cluster_id is not None and cluster_id != ctx.node.cluster_id:
+    if cluster_id != ctx.node.cluster_id:
         raise ApiError(ErrorCode.inconsistent_cluster_id)
 
 

@@ -9,11 +9,12 @@ from uuid import UUID
 
 from penstock.broker.quorum import election_file, snapshots
 from penstock.broker.quorum.controls import voters_in
+from penstock.broker.quorum.log_view import MetadataLogView
 from penstock.cluster.names import CLUSTER_METADATA
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.log.recovery import CorruptLog
-from penstock.raft.values import Election, OffsetAndEpoch, VoterHistory
+from penstock.raft.values import Election, OffsetAndEpoch, VoterHistory, plausible_election
 
 if TYPE_CHECKING:
     from penstock.broker.quorum.snapshots import Snapshot
@@ -67,7 +68,22 @@ def open_state(store: LogStore, *, now_ms: int) -> QuorumState:
     if id is not None and snapshot is not None:
         voters.add(id.offset - 1, snapshot.voters)
     _read_voters(log, id.offset if id is not None else log.start_offset, voters)
-    return QuorumState(log, election_file.load(log.directory), voters, id, snapshot)
+    return QuorumState(log, _election(log, id), voters, id, snapshot)
+
+
+def _election(log: Log, snapshot_id: OffsetAndEpoch | None) -> Election | None:
+    """Raises DamagedElection."""
+    stored = election_file.load(log.directory)
+    if stored is None:
+        return None
+    last_epoch = MetadataLogView(log, snapshot_id).last_epoch
+    election = plausible_election(stored, last_epoch)
+    if election is not stored:
+        logger.error(
+            "the quorum epoch on disk is none that elections could have reached; going on from the log's own",
+            extra={"stored_epoch": stored.epoch, "log_epoch": last_epoch, "epoch": election.epoch},
+        )
+    return election
 
 
 def _newest_snapshot(log: Log) -> tuple[OffsetAndEpoch | None, Snapshot | None]:

@@ -15,7 +15,7 @@ from penstock.broker.sharded_coordinator import ShardedCoordinator
 from penstock.broker.share_state.dead_letters import DeadLetters
 from penstock.broker.share_state.persister import Persister
 from penstock.broker.share_state.pruning import Pruning
-from penstock.groups.share_state.values import Answer, Delete, Initialize, Key, Question
+from penstock.groups.share_state.values import Answer, Delete, Initialize, Key, Question, Read, Write
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ logger = logging.getLogger("penstock.share")
 _PLACES_MAX: Final = 100_000
 #: Strings are stored with a length of 16 bits.
 _GROUP_BYTES_MAX: Final = 32_767
+#: How many elections of a partition this node may not have heard of yet.
+_EPOCHS_AHEAD_MAX: Final = 100
 
 
 def coordinator_key(key: Key) -> str:
@@ -154,10 +156,19 @@ class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
 
     def _refusal(self, question: Question) -> Answer | None:
         """What a group that is at-most-once was handed is not forgotten, whoever asks for it."""
+        if isinstance(question, Read | Write) and question.leader_epoch > self._leader_epoch_max(
+            question.key
+        ):
+            return _NO_SUCH_EPOCH
         if type(question) is not Delete:
             return None
         group = effective_group_settings(self._node, question.key.group)
         return _NOT_FORGOTTEN if group.is_at_most_once else None
+
+    def _leader_epoch_max(self, key: Key) -> int:
+        """A later leader epoch would shut out every true leader of the partition until it is reached."""
+        partition = self._node.image.topics_by_id[key.topic_id].partitions[key.partition]
+        return partition.leader_epoch + _EPOCHS_AHEAD_MAX
 
     def _flaw(self, key: Key) -> Answer | None:
         """What is wrong with a share partition, whatever its state is."""
@@ -180,6 +191,7 @@ class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
 
 
 _UNANSWERED: Final = Answer(ErrorCode.unknown_server_error)
+_NO_SUCH_EPOCH: Final = Answer(ErrorCode.invalid_request, "a leader epoch that the partition has not had")
 _NOT_FORGOTTEN: Final = Answer(
     ErrorCode.policy_violation,
     "The positions of the group stay, because penstock.share.delivery is at-most-once.",

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.broker.transactions.outbox import Outcomes
-from penstock.cluster.names import CONSUMER_OFFSETS, is_internal
+from penstock.cluster.names import CONSUMER_OFFSETS, TRANSACTION_STATE, is_internal
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.records import EndMarker
 from penstock.transactions.messages import TopicPartition
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Less than a coordinator waits for an answer.
 _COMMIT_S_MAX: Final = 8.0
+#: How many elections of a coordinator this node may not have heard of yet.
+_EPOCHS_AHEAD_MAX: Final = 100
 
 
 class End(NamedTuple):
@@ -40,9 +42,14 @@ async def end_here(node: Node, ends: Sequence[End]) -> list[Outcomes]:
     """What became of each partition, when that is final. All are appended, in their order, before any is waited for."""
     told: list[Outcomes] = []
     waiting: list[_Appended] = []
+    coordinator_epoch_max = _coordinator_epoch_max(node)
     for end in ends:
         outcomes: Outcomes = {}
         told.append(outcomes)
+        if end.marker.coordinator_epoch > coordinator_epoch_max:
+            # It would shut out every true coordinator of this producer.
+            outcomes.update(dict.fromkeys(end.partitions, ErrorCode.invalid_request))
+            continue
         for place in end.partitions:
             try:
                 committed = _append(node, place, end)
@@ -56,6 +63,13 @@ async def end_here(node: Node, ends: Sequence[End]) -> list[Outcomes]:
         await _await_commits(waiting)
     _count_errors(node, told)
     return told
+
+
+def _coordinator_epoch_max(node: Node) -> int:
+    """A coordinator's epoch is the leader epoch of its partition of the transaction state."""
+    topic = node.image.topics.get(TRANSACTION_STATE)
+    known = () if topic is None else topic.partitions.values()
+    return max((partition.leader_epoch for partition in known), default=0) + _EPOCHS_AHEAD_MAX
 
 
 def _append(node: Node, place: TopicPartition, end: End) -> Awaitable[None] | None:

@@ -513,12 +513,17 @@ def _refusal(question: Initialize, state: PartitionState) -> Answer | None:
     if UNSET != question.state_epoch <= state.state_epoch:
         is_repeated = question.state_epoch == state.state_epoch
         return _DONE if is_repeated and question.start_offset == state.start_offset else _FENCED_STATE
+    if question.state_epoch > max(state.state_epoch, 0) + _STATE_EPOCHS_AHEAD_MAX:
+        return _NO_SUCH_STATE_EPOCH
     if question.only_forward and question.start_offset < state.handed_out_upto:
         return _BACKWARDS
     return None
 
 
+#: A group's epoch grows by one with every change of the group; a later one would shut out the group itself.
+_STATE_EPOCHS_AHEAD_MAX: Final = 1 << 24
 _DONE: Final = Answer()
+_NO_SUCH_STATE_EPOCH: Final = Answer(ErrorCode.invalid_request, "a state epoch that the group has not had")
 _NOTHING: Final = ShareSummary(0, 0, UNSET, UNSET)
 _FENCED_LEADER: Final = Answer(ErrorCode.fenced_leader_epoch, "a later leader has read or written the state")
 _FENCED_STATE: Final = Answer(ErrorCode.fenced_state_epoch, "the state was initialised again since")

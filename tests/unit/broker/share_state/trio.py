@@ -29,7 +29,7 @@ _FAST = {
 class Trio:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._ports = {number: _free_port() for number in (1, 2, 3)}
+        self._ports = {number: _free_port() for number in (1, 2, 3)}  # of the listeners for nodes
         self.nodes: dict[int, Node] = {}
         self._dying: dict[int, asyncio.Future[None]] = {}
 
@@ -45,7 +45,7 @@ class Trio:
         given = {
             **_FAST,
             "node.id": str(number),
-            "listeners": f"PLAINTEXT://127.0.0.1:{self._ports[number]}",
+            "listeners": "PLAINTEXT://127.0.0.1:0",
             "log.dirs": str(self._folder / str(number)),
             "controller.quorum.voters": voters,
         }
