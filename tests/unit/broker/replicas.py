@@ -266,6 +266,8 @@ class Broker:
 class Pending:
     """A connection with one request under way."""
 
+    for_nodes = True
+
     def __init__(self, api_key: int, version: int) -> None:
         self._schema = load_response_schema(api_key, version)
         self.on_lost: Callable[[], None] | None = None

@@ -37,7 +37,7 @@ class Client:
     """Stands for a connection: frames go into a node's dispatcher, replies are kept."""
 
     def __init__(self, node: SmallNode) -> None:
-        self.client_host, self.listener = "192.0.2.7", "PLAINTEXT"
+        self.client_host, self.listener, self.for_nodes = "192.0.2.7", "PLAINTEXT", True
         self.replies: asyncio.Queue[Any] = asyncio.Queue()
         self.is_closed = False
         self._number = 100

@@ -283,6 +283,9 @@ class ShareStateShard:
         state = self._states.get(name)
         if question.start_offset < UNSET:
             return _INVALID_START
+        known_epoch = 0 if state is None else max(state.state_epoch, 0)
+        if question.state_epoch > known_epoch + _STATE_EPOCHS_AHEAD_MAX:
+            return _NO_SUCH_STATE_EPOCH
         refusal = None if state is None else _refusal(question, state)
         if refusal is not None:
             return refusal
@@ -513,8 +516,6 @@ def _refusal(question: Initialize, state: PartitionState) -> Answer | None:
     if UNSET != question.state_epoch <= state.state_epoch:
         is_repeated = question.state_epoch == state.state_epoch
         return _DONE if is_repeated and question.start_offset == state.start_offset else _FENCED_STATE
-    if question.state_epoch > max(state.state_epoch, 0) + _STATE_EPOCHS_AHEAD_MAX:
-        return _NO_SUCH_STATE_EPOCH
     if question.only_forward and question.start_offset < state.handed_out_upto:
         return _BACKWARDS
     return None
