@@ -16,7 +16,10 @@ from tests.compat.share import share_consumer, take
 from penstock.protocol.records import TRANSACTIONAL, Record, encode_batch
 
 #: A batch may begin a transaction that its coordinator has never heard of.
-UNVERIFIED = {"transaction.partition.verification.enable": "false"}
+UNVERIFIED = {
+    "transaction.partition.verification.enable": "false",
+    "inter.broker.listener.name": "PLAINTEXT",  # markers are taken from other nodes only, and from this test
+}
 
 
 @pytest.fixture(scope="module")

@@ -191,7 +191,13 @@ def write_abort(cluster: Cluster, found: OpenProducer) -> None:
     metadata = cluster.metadata()
     leader = metadata.brokers[metadata.topics[found.place.topic].partitions[found.place.partition].leader]
     answer = _ask_leader((str(leader.host), int(leader.port)), request)
-    refuse_error(answer.markers[0].topics[0].partitions[0], str(found.place))
+    outcome = answer.markers[0].topics[0].partitions[0]
+    if outcome.error_code.name == "cluster_authorization_failed":
+        raise Failure(
+            f"{found.place}: the broker takes markers only on its listener for nodes",
+            hint="-b gives the address of that listener, NODES in the node's settings",
+        )
+    refuse_error(outcome, str(found.place))
 
 
 def _ask_leader(address: Address, request: Any) -> Any:

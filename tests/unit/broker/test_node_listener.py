@@ -1,0 +1,112 @@
+"""Requests between nodes are served on the listener for nodes and nowhere else."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kio.index import load_request_schema
+from kio.schema.api_versions.v4.request import ApiVersionsRequest
+from kio.schema.fetch.v18.request import ReplicaState
+from kio.schema.metadata.v13.request import MetadataRequest
+from tests.fuzz.messages import Requests
+from tests.unit.broker.raw_client import running
+from tests.unit.broker.wire_client import WireClient
+
+from penstock.broker.apis import APIS, FETCH
+from penstock.broker.node import Node
+from penstock.protocol.errors import ErrorCode
+
+BOTH = {"listeners": "PLAINTEXT://127.0.0.1:0,NODES://127.0.0.1:0"}
+#: The requests that only nodes send, and the first version in which they are.
+NODE_ONLY = {
+    24: 4, 27: 1, 52: 0, 53: 0, 54: 0, 56: 3, 58: 0, 59: 0, 62: 0, 63: 0, 67: 0, 73: 0, 80: 0, 82: 0,
+    83: 0, 84: 0, 85: 0, 86: 0, 87: 0,
+}  # fmt: skip
+
+
+async def test_a_client_is_refused_whatever_the_request_says(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        before = _state(node)
+        for key, first in NODE_ONLY.items():
+            for version in range(first, APIS[key].max_version + 1):
+                codes = await _codes_of_answer(
+                    node, Requests(version)._entity(load_request_schema(key, version))
+                )
+                assert codes <= {ErrorCode.cluster_authorization_failed}, (APIS[key].name, version)
+        assert _state(node) == before
+        versions = {APIS[key].name: APIS[key].max_version - first + 1 for key, first in NODE_ONLY.items()}
+        assert node.metrics.node_requests_refused == versions
+
+
+def _state(node: Node) -> Any:
+    return node.quorum.epoch, node.image.brokers, node.metadata.committed_offset
+
+
+async def _codes_of_answer(node: Node, request: Any) -> set[ErrorCode]:
+    """Every error in the answer; none where the connection was closed."""
+    client = await WireClient.connect(node)
+    try:
+        return set(_error_codes(await client.ask(request)))
+    except asyncio.IncompleteReadError:
+        return set()
+    finally:
+        await client.close()
+
+
+def _error_codes(entity: Any) -> Iterator[ErrorCode]:
+    for field in fields(entity):
+        value = getattr(entity, field.name)
+        if field.metadata.get("kafka_type") == "error_code":
+            yield value
+        for item in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(item):
+                yield from _error_codes(item)
+
+
+@pytest.mark.parametrize("version", [4, 6, 7, 14, 15, 18])
+async def test_a_client_cannot_pose_as_a_follower(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path, **BOTH) as node:
+        request = Requests(version)._entity(load_request_schema(FETCH, version))
+        if version < 15:
+            request = replace(request, replica_id=0)
+        else:
+            request = replace(request, replica_state=ReplicaState(replica_id=0))  # type: ignore[arg-type]
+        refused = {ErrorCode.cluster_authorization_failed}
+        assert await _codes_of_answer(node, request) == (refused if version >= 7 else set())
+        assert node.metrics.node_requests_refused == {"fetch by a replica": 1}
+        nodes = await WireClient.connect(node, 1)
+        assert refused.isdisjoint(_error_codes(await nodes.ask(request)))
+        await nodes.close()
+
+
+async def test_only_nodes_are_offered_what_nodes_send(tmp_path: Path) -> None:
+    async with running(tmp_path, **BOTH) as node:
+        request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
+        for_clients, for_nodes = [
+            {api.api_key: api.max_version for api in (await _ask(node, at, request)).api_keys}
+            for at in (0, 1)
+        ]
+        assert for_nodes.keys() == APIS.keys()
+        assert for_nodes.keys() - for_clients.keys() == NODE_ONLY.keys() - {24}
+        assert (for_clients[24], for_nodes[24]) == (3, APIS[24].max_version)
+
+
+async def test_metadata_names_the_listener_that_was_asked(tmp_path: Path) -> None:
+    async with running(tmp_path, **BOTH) as node:
+        request = MetadataRequest(
+            topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False
+        )
+        for at in (0, 1):
+            (broker,) = (await _ask(node, at, request)).brokers
+            assert broker.port == node.listeners[at].port
+
+
+async def _ask(node: Node, listener: int, request: Any) -> Any:
+    client = await WireClient.connect(node, listener)
+    try:
+        return await client.ask(request)
+    finally:
+        await client.close()
