@@ -1,6 +1,7 @@
 """`python -m tests.fuzz --frames N --seed S`: throw frames at a real node and see that it only ever says no.
 
 A process of its own, because the worst failure is one that takes the process with it. Prints one JSON line.
+`--state` sends valid requests with hostile values instead, to one node and to three (tests/fuzz/state.py).
 """
 
 import argparse
@@ -12,6 +13,7 @@ import resource
 import sys
 import tempfile
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from tests.fuzz.messages import Requests
@@ -22,6 +24,7 @@ from penstock.broker.settings import load_settings
 
 MEMORY_GROWTH_MAX_KB = 300 * 1024
 FRAMES_PER_CONNECTION = 20
+REQUESTS_PER_BURST = 2_000
 SETTINGS = {
     "listeners": "PLAINTEXT://127.0.0.1:0",
     "offsets.topic.num.partitions": "2",
@@ -128,12 +131,40 @@ async def is_serving(node: Node) -> bool:
     return reply[4:] == b"\x00\x00\x00\x07"
 
 
+def attack_state(counts: list[int], requests: int, seed: int) -> int:
+    """Prints one JSON line for each number of nodes; 1 when a well-behaved client was harmed."""
+    from tests.fuzz import state
+
+    for nodes in counts:
+        share = requests // len(counts)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                report = state.run(
+                    Path(folder) / "nodes",
+                    nodes=nodes,
+                    requests=share,
+                    seed=seed,
+                    bursts=max(1, share // REQUESTS_PER_BURST),
+                )
+            except AssertionError as error:
+                print(json.dumps({"seed": seed, "nodes": nodes, "harm": str(error)}))
+                return 1
+        print(json.dumps(report), flush=True)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--state", action="store_true", help="valid requests with hostile values")
+    parser.add_argument(
+        "--nodes", type=int, choices=(1, 3), action="append", help="with --state; both by default"
+    )
     given = parser.parse_args()
     print(f"seed {given.seed}", file=sys.stderr, flush=True)
+    if given.state:
+        return attack_state(given.nodes or [1, 3], given.frames, given.seed)
     logging.basicConfig(level=logging.ERROR)
     from penstock.broker.node import new_event_loop
 

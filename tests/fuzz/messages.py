@@ -74,21 +74,25 @@ class Requests:
         return out.getvalue()
 
     def _entity(self, schema: type[Any]) -> Any:
-        return schema(**{field.name: self._value(field.type, field.metadata) for field in fields(schema)})
+        return schema(
+            **{field.name: self._value(field.name, field.type, field.metadata) for field in fields(schema)}
+        )
 
-    def _value(self, annotation: Any, metadata: Any) -> Any:
+    def _value(self, name: str, annotation: Any, metadata: Any) -> Any:
         if get_origin(annotation) is UnionType:
             if self.chance.random() < 0.2 and "tag" not in metadata:
                 return None
             (annotation,) = (a for a in get_args(annotation) if a is not type(None))
         if get_origin(annotation) is tuple:
-            count = self.chance.randint(0, ELEMENTS_MAX)
-            return tuple(self._value(get_args(annotation)[0], metadata) for _ in range(count))
+            return tuple(self._value(name, get_args(annotation)[0], metadata) for _ in range(self._count()))
         if is_dataclass(annotation):
             return self._entity(annotation)  # type: ignore[arg-type]
-        return self._primitive(metadata["kafka_type"])
+        return self._primitive(name, metadata["kafka_type"])
 
-    def _primitive(self, kafka_type: str) -> Any:
+    def _count(self) -> int:
+        return self.chance.randint(0, ELEMENTS_MAX)
+
+    def _primitive(self, name: str, kafka_type: str) -> Any:
         chance = self.chance
         match kafka_type:
             case "int8" | "int16" | "int32" | "int64":

@@ -1,0 +1,188 @@
+"""Requests that parse, of every API and version, whose values no honest client would send.
+
+Names, ids and epochs are mostly real ones, so that requests reach the state behind the parser; numbers are mostly at
+the limits of their type. Topics and groups of the well-behaved client (`calm...`) are never named, and requests that
+may delete or reconfigure a topic leave out the one that it shares with the attacker (FIELD): such damage is legal.
+"""
+
+import struct
+import uuid
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tests.fuzz.messages import TOPIC_IDS, WIDTHS, Requests
+
+from penstock.broker.apis import APIS
+from penstock.protocol.checksum import crc32c
+from penstock.protocol.compression import Codec
+from penstock.protocol.records import CRC_AT, CRC_FROM, HEADER, BatchHeader, Record, encode_batch
+
+NO_ID = uuid.UUID(int=0)
+#: A topic that hostile and honest clients write to and read from.
+FIELD = "field"
+METADATA = "__cluster_metadata"
+INTERNAL = (METADATA, "__consumer_offsets", "__transaction_state", "__share_group_state")
+TOPICS = ("prey-a", "prey-b", "prey-compacted", "prey-new-1", "prey-new-2", "no such topic!", "", "x" * 300)
+GROUPS = ("prey-classic", "prey-consumer", "prey-share", "prey-new", "", "g" * 300)
+TRANSACTIONAL_IDS = ("prey-txn-1", "prey-txn-2", "", "t" * 300)
+MEMBERS = ("", "prey-member", "unknown", "m" * 300)
+CONFIG_NAMES = (
+    "cleanup.policy", "retention.ms", "retention.bytes", "segment.bytes", "segment.ms", "max.message.bytes",
+    "min.insync.replicas", "min.compaction.lag.ms", "compression.type", "message.timestamp.type", "unknown.name",
+)  # fmt: skip
+CONFIG_VALUES = (
+    "", "0", "-1", "1", "9223372036854775807", "-9223372036854775808", "1e9", "compact", "delete", "zstd", "true", "\0",
+)  # fmt: skip
+FEATURES = ("share.version", "transaction.version", "group.version", "no.such.feature")
+OTHER_NAMES = ("range", "consumer", "uniform", "PLAINTEXT", "", "127.0.0.1", "y" * 300)
+SMALL = (0, 0, 1, 1, 2, 3, 10)
+#: How likely a number is at the limits, drawn for each request: where all of them are, it ends at the first check.
+HOSTILITIES = (0.1, 0.2, 0.5)
+INT8, INT16, INT32, INT64 = (2**7 - 1, 2**15 - 1, 2**31 - 1, 2**63 - 1)
+#: Requests about the metadata log, and those by which any client may delete, reconfigure or move a topic.
+QUORUM = frozenset({52, 53, 54, 55, 59})
+DAMAGING = frozenset({20, 21, 33, 37, 44, 45})
+#: A resource type of the config APIs: broker and broker logger settings are the operator's, and honest damage.
+RESOURCE_TYPE_TOPIC, RESOURCE_TYPE_GROUP = 2, 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """What any client can learn by asking."""
+
+    cluster_id: str = ""
+    topic_ids: tuple[uuid.UUID, ...] = ()
+    field_id: uuid.UUID = NO_ID
+    node_ids: tuple[int, ...] = (1,)
+    member_ids: tuple[str, ...] = ()
+    producer_ids: tuple[int, ...] = (0, 1, 2, 3)
+
+
+class HostileRequests(Requests):
+    """`frame` returns frames that parse; `knows` can be renewed between bursts."""
+
+    def __init__(self, seed: int, knows: Knowledge) -> None:
+        super().__init__(seed)
+        self.knows = knows
+        self._hostility = 0.0
+        self._topics: tuple[str, ...] = TOPICS
+        self._topic_ids: tuple[uuid.UUID, ...] = TOPIC_IDS
+
+    def frame(self) -> tuple[int, bytes]:  # type: ignore[override]
+        """The API key, and the frame with its size prefix."""
+        chance = self.chance
+        api = chance.choice(list(APIS.values()))
+        version = chance.choice(
+            (api.min_version, api.max_version, chance.randint(api.min_version, api.max_version))
+        )
+        self._hostility = chance.choice(HOSTILITIES)
+        self._topics, self._topic_ids = TOPICS, (*self.knows.topic_ids, *TOPIC_IDS, uuid.UUID(int=2**128 - 1))
+        if api.key in QUORUM:
+            self._topics = (METADATA, METADATA, METADATA, "", FIELD)
+        elif api.key not in DAMAGING:
+            self._topics += (FIELD, FIELD, FIELD, *INTERNAL)
+            self._topic_ids += (self.knows.field_id, self.knows.field_id)
+        message = self._header(api.key, version) + self._body(api.key, version)
+        return api.key, struct.pack(">i", len(message)) + message
+
+    def _count(self) -> int:
+        return self.chance.choice((0, 1, 1, 1, 1, 2))
+
+    def _entity(self, schema: type[Any]) -> Any:
+        entity = super()._entity(schema)
+        if hasattr(entity, "resource_type"):
+            allowed = (RESOURCE_TYPE_TOPIC, RESOURCE_TYPE_TOPIC, RESOURCE_TYPE_GROUP, 0, INT8)
+            entity = replace(entity, resource_type=self.chance.choice(allowed))
+        return entity
+
+    def _primitive(self, name: str, kafka_type: str) -> Any:
+        match kafka_type:
+            case "string":
+                return self._string(name)
+            case "uuid":
+                return self.chance.choice(self._topic_ids)
+            case "int8" | "int16" | "int32" | "int64":
+                return self._number(name, WIDTHS[kafka_type])
+            case _:
+                return super()._primitive(name, kafka_type)
+
+    def _string(self, name: str) -> str:
+        chance, knows = self.chance, self.knows
+        for part, values in (
+            ("group_id", GROUPS),
+            ("group", GROUPS),
+            ("transactional", TRANSACTIONAL_IDS),
+            ("member", (*MEMBERS, *knows.member_ids)),
+            ("instance", MEMBERS),
+            ("cluster", (knows.cluster_id, "", "another-cluster")),
+            ("topic", self._topics),
+            ("resource_name", (*TOPICS, *GROUPS)),
+            ("config", CONFIG_NAMES),
+            ("value", CONFIG_VALUES),
+            ("feature", FEATURES),
+            ("key", (*GROUPS, *TRANSACTIONAL_IDS, "prey-share:" + str(uuid.UUID(int=1)) + ":0")),
+        ):
+            if part in name:
+                return values[0] if chance.random() < 0.5 else chance.choice(values)
+        return chance.choice((*self._topics, *self._topics, *GROUPS, *CONFIG_NAMES, *FEATURES, *OTHER_NAMES))
+
+    def _number(self, name: str, bits: int) -> int:
+        chance, limit = self.chance, (1 << bits - 1) - 1
+        if chance.random() < self._hostility:
+            value = chance.choice((-1, -2, -3, limit, limit - 1, limit // 2, -limit - 1))
+        elif "partition" in name or "index" in name:
+            value = chance.choice((0, 0, 0, 1, 2))
+        elif any(
+            part in name for part in ("broker", "replica_id", "node", "leader_id", "candidate", "voter")
+        ):
+            value = chance.choice((*self.knows.node_ids, *self.knows.node_ids, 4))
+        elif "producer_id" in name:
+            value = chance.choice(self.knows.producer_ids)
+        else:
+            value = chance.choice(SMALL)
+        return max(-limit - 1, min(limit, value))
+
+    def _records(self) -> bytes:
+        """One batch with a good checksum, and one or two fields of its header that lie."""
+        chance = self.chance
+        records = [
+            Record(number, 1_700_000_000_000, chance.choice((None, b"k")), b"hostile")
+            for number in range(chance.randint(1, 4))
+        ]
+        batch = bytearray(
+            encode_batch(
+                records,
+                codec=chance.choice((Codec.NONE, *Codec)),
+                producer_id=chance.choice((-1, *self.knows.producer_ids)),
+                producer_epoch=chance.choice((-1, 0, 1, INT16)),
+                base_sequence=chance.choice((-1, 0, 1, 5, INT32)),
+                attributes=chance.choice((0, 0, 0x08, 0x10, 0x20, 0x40)),
+            )
+        )
+        header = BatchHeader._make(HEADER.unpack_from(batch))
+        for _ in range(chance.randint(0, 2)):
+            header = header._replace(**chance.choice(_LIES))
+        HEADER.pack_into(batch, 0, *header)
+        struct.pack_into(">I", batch, CRC_AT, crc32c(memoryview(batch)[CRC_FROM:]))
+        return bytes(batch)
+
+
+_LIES: tuple[dict[str, int], ...] = (
+    {"base_offset": INT64},
+    {"base_offset": -1},
+    {"leader_epoch": INT32},
+    {"last_offset_delta": INT32},
+    {"last_offset_delta": -1},
+    {"record_count": INT32},
+    {"record_count": -1},
+    {"record_count": 0},
+    {"record_count": INT32, "last_offset_delta": INT32 - 1},
+    {"base_timestamp": INT64},
+    {"max_timestamp": INT64},
+    {"max_timestamp": -INT64 - 1},
+    {"producer_id": INT64},
+    {"producer_epoch": INT16},
+    {"base_sequence": INT32},
+    {"attributes": 0x7F},
+    {"magic": 1},
+)
