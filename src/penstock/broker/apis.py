@@ -115,6 +115,8 @@ APIS: Final = {
         Api(85, "write_share_group_state", 0, 1, broker_only=True, node_only_from=0),
         Api(86, "delete_share_group_state", 0, 0, broker_only=True, node_only_from=0),
         Api(87, "read_share_group_state_summary", 0, 1, broker_only=True, node_only_from=0),
+        Api(88, "streams_group_heartbeat", 0, 0, broker_only=True),
+        Api(89, "streams_group_describe", 0, 0, broker_only=True),
         Api(90, "describe_share_group_offsets", 0, 1, broker_only=True),
         Api(91, "alter_share_group_offsets", 0, 0, broker_only=True),
         Api(92, "delete_share_group_offsets", 0, 0, broker_only=True),

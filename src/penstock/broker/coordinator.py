@@ -113,4 +113,6 @@ def group_settings(settings: Settings) -> GroupSettings:
         consumer_migration_policy=settings.string("group.consumer.migration.policy"),
         share_session_timeout_ms=settings.integer("group.share.session.timeout.ms"),
         share_size_max=settings.integer("group.share.max.size"),
+        streams_session_timeout_ms=settings.integer("group.streams.session.timeout.ms"),
+        streams_size_max=settings.integer("group.streams.max.size"),
     )

@@ -107,12 +107,13 @@ class Feature(NamedTuple):
 
 
 #: metadata.version 23 (Kafka 4.0-IV1) is the one whose record formats are written here. The others promise
-#: transactions that bump epochs, the server-side consumer protocol and share groups.
+#: transactions that bump epochs, the server-side consumer protocol, share groups and streams groups.
 SUPPORTED_FEATURES: Final = (
     Feature("metadata.version", 23, 23),
     Feature("transaction.version", 0, 2),
     Feature("group.version", 0, 1),
     Feature("share.version", 0, 1),
+    Feature("streams.version", 0, 1),
 )
 
 

@@ -69,6 +69,36 @@ CONSUMER_GROUPS: Final = (
     ),
 )
 
+STREAMS_GROUPS: Final = (
+    *_presence("streams"),
+    dynamic_setting(
+        "group.streams.assignment.interval.ms",
+        SettingType.INT,
+        1_000,
+        "Default of a group's streams.assignment.interval.ms.",
+        0,
+    ),
+    _integer(
+        "group.streams.min.assignment.interval.ms", 0, "Lowest streams.assignment.interval.ms of a group.", 0
+    ),
+    _integer(
+        "group.streams.max.assignment.interval.ms",
+        15_000,
+        "Highest streams.assignment.interval.ms of a group.",
+    ),
+    _integer("group.streams.max.size", _INT_MAX, "Members of one streams group."),
+    _integer(
+        "group.streams.initial.rebalance.delay.ms",
+        3_000,
+        "Default of a group's streams.initial.rebalance.delay.ms.",
+        0,
+    ),
+    _integer(
+        "group.streams.num.standby.replicas", 0, "Default of a group's streams.num.standby.replicas.", 0
+    ),
+    _integer("group.streams.max.standby.replicas", 2, "Highest streams.num.standby.replicas of a group.", 0),
+)
+
 SHARE_GROUPS: Final = (
     *_presence("share"),
     _integer("group.share.max.size", 200, "Members of one share group."),
@@ -119,6 +149,9 @@ _BOUNDED: Final = (
     ("consumer", "session.timeout.ms"),
     ("consumer", "assignment.interval.ms"),
     ("consumer", "heartbeat.interval.ms"),
+    ("streams", "session.timeout.ms"),
+    ("streams", "assignment.interval.ms"),
+    ("streams", "heartbeat.interval.ms"),
     ("share", "session.timeout.ms"),
     ("share", "heartbeat.interval.ms"),
     ("share", "record.lock.duration.ms"),
@@ -133,7 +166,7 @@ def group_bounds_flaw(values: Mapping[str, Value]) -> str | None:
         name, lowest, highest = f"group.{kind}.{rest}", f"group.{kind}.min.{rest}", f"group.{kind}.max.{rest}"
         if not _integer_of(values, lowest) <= _integer_of(values, name) <= _integer_of(values, highest):
             return f"{name} must be from {lowest} to {highest}"
-    for kind in ("consumer", "share"):
+    for kind in ("consumer", "streams", "share"):
         session, heartbeat = f"group.{kind}.session.timeout.ms", f"group.{kind}.heartbeat.interval.ms"
         if _integer_of(values, session) <= _integer_of(values, heartbeat):
             return f"{session} must be above {heartbeat}"

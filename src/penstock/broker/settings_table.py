@@ -9,7 +9,7 @@ from penstock.broker.setting_kinds import dynamic_setting as _dynamic
 from penstock.broker.setting_kinds import node_setting as _node
 from penstock.broker.setting_kinds import topic_default as _topic_default
 from penstock.broker.settings_coordinators import SHARE_STATE, TRANSACTIONS
-from penstock.broker.settings_groups import CONSUMER_GROUPS, SHARE_GROUPS
+from penstock.broker.settings_groups import CONSUMER_GROUPS, SHARE_GROUPS, STREAMS_GROUPS
 from penstock.broker.settings_schedule import SCHEDULE
 from penstock.protocol.settings import Setting, SettingType, Value
 
@@ -505,6 +505,7 @@ NODE_SETTINGS: dict[str, Setting] = {
         _CLEANER,
         _GROUPS,
         CONSUMER_GROUPS,
+        STREAMS_GROUPS,
         SHARE_GROUPS,
         _PRODUCERS,
         TRANSACTIONS,

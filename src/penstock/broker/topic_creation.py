@@ -37,20 +37,27 @@ class AutoCreation:
         self._node = node
         self._in_flight: set[str] = set()
 
-    def begin(self, names: Iterable[str]) -> None:
+    def begin_by_name(self, names: Iterable[str]) -> None:
+        """With the cluster's defaults."""
+        self.begin(NewTopic(name=name) for name in names)
+
+    def begin(self, topics: Iterable[NewTopic]) -> None:
         room = _AUTO_CREATED_AT_ONCE_MAX - len(self._in_flight)
         wanted = [
-            name
-            for name in names
-            if not (name in self._in_flight or is_internal(name) or name == CLUSTER_METADATA)
+            topic
+            for topic in topics
+            if not (
+                topic.name in self._in_flight or is_internal(topic.name) or topic.name == CLUSTER_METADATA
+            )
         ][:room]
         if wanted:
-            self._in_flight.update(wanted)
+            self._in_flight.update(topic.name for topic in wanted)
             self._node.spawn(self._create(wanted))
 
-    async def _create(self, names: list[str]) -> None:
+    async def _create(self, topics: list[NewTopic]) -> None:
+        names = [topic.name for topic in topics]
         try:
-            results = await create_topics_in_cluster(self._node, [NewTopic(name=name) for name in names])
+            results = await create_topics_in_cluster(self._node, topics)
         except ApiError as error:
             logger.info("topics not created", extra={"topics": names, "reason": str(error)})
         else:

@@ -30,7 +30,7 @@ _ISO_DURATION = re.compile(
 class NodeBounds(NamedTuple):
     """The node settings that say how low and how high a group's own value may be."""
 
-    lowest: str
+    lowest: str | None
     highest: str
 
 
@@ -75,6 +75,11 @@ GROUP_SYNONYMS: Final[dict[str, tuple[NodeSynonym, ...]]] = {
     "consumer.session.timeout.ms": (NodeSynonym("group.consumer.session.timeout.ms"),),
     "consumer.heartbeat.interval.ms": (NodeSynonym("group.consumer.heartbeat.interval.ms"),),
     "consumer.assignment.interval.ms": (NodeSynonym("group.consumer.assignment.interval.ms"),),
+    "streams.session.timeout.ms": (NodeSynonym("group.streams.session.timeout.ms"),),
+    "streams.heartbeat.interval.ms": (NodeSynonym("group.streams.heartbeat.interval.ms"),),
+    "streams.assignment.interval.ms": (NodeSynonym("group.streams.assignment.interval.ms"),),
+    "streams.initial.rebalance.delay.ms": (NodeSynonym("group.streams.initial.rebalance.delay.ms"),),
+    "streams.num.standby.replicas": (NodeSynonym("group.streams.num.standby.replicas"),),
     "share.session.timeout.ms": (NodeSynonym("group.share.session.timeout.ms"),),
     "share.heartbeat.interval.ms": (NodeSynonym("group.share.heartbeat.interval.ms"),),
     "share.record.lock.duration.ms": (NodeSynonym("group.share.record.lock.duration.ms"),),
@@ -94,6 +99,16 @@ GROUP_BOUNDS: Final[dict[str, NodeBounds]] = {
     "consumer.assignment.interval.ms": NodeBounds(
         "group.consumer.min.assignment.interval.ms", "group.consumer.max.assignment.interval.ms"
     ),
+    "streams.session.timeout.ms": NodeBounds(
+        "group.streams.min.session.timeout.ms", "group.streams.max.session.timeout.ms"
+    ),
+    "streams.heartbeat.interval.ms": NodeBounds(
+        "group.streams.min.heartbeat.interval.ms", "group.streams.max.heartbeat.interval.ms"
+    ),
+    "streams.assignment.interval.ms": NodeBounds(
+        "group.streams.min.assignment.interval.ms", "group.streams.max.assignment.interval.ms"
+    ),
+    "streams.num.standby.replicas": NodeBounds(None, "group.streams.max.standby.replicas"),
     "share.session.timeout.ms": NodeBounds(
         "group.share.min.session.timeout.ms", "group.share.max.session.timeout.ms"
     ),
@@ -123,6 +138,29 @@ _MEMBERS = (
         "How long those that join after an assignment wait for the next one, together.",
         0,
     ),
+    _group(
+        "streams.session.timeout.ms",
+        _INT,
+        45_000,
+        "A streams member that sends no heartbeat for this long is removed from its group.",
+        1,
+    ),
+    _group("streams.heartbeat.interval.ms", _INT, 5_000, "How often streams members send heartbeats.", 1),
+    _group(
+        "streams.assignment.interval.ms",
+        _INT,
+        1_000,
+        "Least time between two assignments of a streams group: members that join meanwhile are assigned together.",
+        0,
+    ),
+    _group(
+        "streams.initial.rebalance.delay.ms",
+        _INT,
+        3_000,
+        "How long a new streams group waits for more members before it assigns tasks.",
+        0,
+    ),
+    _group("streams.num.standby.replicas", _INT, 0, "Standby tasks for each task that has state.", 0),
     _group(
         "share.session.timeout.ms",
         _INT,
@@ -289,13 +327,16 @@ def _refuse_beyond_bounds(name: str, value: Value, node: tuple[Layer, ...]) -> N
         raise ApiError(ErrorCode.invalid_config, f"{name} must be {how} ({held})")
 
 
-def _bound(name: str, node: tuple[Layer, ...]) -> int | None:
+def _bound(name: str | None, node: tuple[Layer, ...]) -> int | None:
+    """None where there is no bound."""
+    if name is None:
+        return None
     text = next((layer.values[name] for layer in node if name in layer.values), None)
     return None if text is None else int(text)
 
 
 def _refuse_contradictions(values: Mapping[str, Effective]) -> None:
-    for protocol in ("consumer", "share"):
+    for protocol in ("consumer", "streams", "share"):
         session, heartbeat = f"{protocol}.session.timeout.ms", f"{protocol}.heartbeat.interval.ms"
         session_ms, heartbeat_ms = values[session].value, values[heartbeat].value
         assert isinstance(session_ms, int)

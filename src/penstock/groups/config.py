@@ -29,6 +29,12 @@ class GroupConfig:
     consumer_heartbeat_interval_ms: int = 5_000
     consumer_assignment_interval_ms: int = 1_000
 
+    streams_session_timeout_ms: int = 45_000
+    streams_heartbeat_interval_ms: int = 5_000
+    streams_assignment_interval_ms: int = 1_000
+    streams_initial_rebalance_delay_ms: int = 3_000
+    streams_num_standby_replicas: int = 0
+
     share_session_timeout_ms: int = 45_000
     share_heartbeat_interval_ms: int = 5_000
     share_record_lock_duration_ms: int = 30_000

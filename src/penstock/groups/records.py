@@ -18,6 +18,7 @@ CLASSIC_KEYS: Final = (GROUP_METADATA,)
 #: What is behind these is told in the room of their kind.
 CONSUMER_KEYS: Final = (3, 4, 5, 6, 7, 8, 16)
 SHARE_KEYS: Final = (10, 11, 12, 13, 14, 15)
+STREAMS_KEYS: Final = (17, 19, 20, 21, 22, 23)
 #: The version we write; see schemas.py.
 _VALUE_VERSION: Final = 3
 

@@ -24,10 +24,13 @@ class GroupSettings:
     consumer_migration_policy: str = "bidirectional"  # group.consumer.migration.policy
     share_session_timeout_ms: int = 45_000  # group.share.session.timeout.ms, unless a group has its own
     share_size_max: int = 200  # group.share.max.size
+    streams_session_timeout_ms: int = 45_000  # group.streams.session.timeout.ms, unless a group has its own
+    streams_size_max: int = 2**31 - 1  # group.streams.max.size
 
     def config_of(self, group_id: str) -> GroupConfig:
         """Of a group without settings of its own, as far as the rules of membership ask."""
         return GroupConfig(
             consumer_session_timeout_ms=self.consumer_session_timeout_ms,
             share_session_timeout_ms=self.share_session_timeout_ms,
+            streams_session_timeout_ms=self.streams_session_timeout_ms,
         )

@@ -34,6 +34,7 @@ from penstock.groups.records import (
     CONSUMER_KEYS,
     OFFSET_KEYS,
     SHARE_KEYS,
+    STREAMS_KEYS,
     CommittedOffset,
     GroupRecord,
     OffsetRecord,
@@ -382,4 +383,8 @@ def _replay_of(number: int) -> Replay | None:
         from penstock.groups.share.replay import replay as replay_share
 
         return replay_share
+    if number in STREAMS_KEYS:
+        from penstock.groups.streams.records import replay as replay_streams
+
+        return replay_streams
     return None

@@ -58,7 +58,7 @@ def handle(ctx: RequestContext, request: Any) -> Any:
     if request.allow_auto_topic_creation and ctx.node.settings.boolean("auto.create.topics.enable"):
         absent = [t.name for t in asked if isinstance(t, _Missing) and t.name is not None and t.is_unknown]
         if absent:
-            ctx.node.auto_creation.begin(absent)
+            ctx.node.auto_creation.begin_by_name(absent)
     return _response(ctx, request, asked)
 
 
