@@ -58,8 +58,9 @@ bench-spark: setup
 	@$(BIN)/python -c 'import numba, pyarrow, pyspark' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[dev,spark]'
 	$(BIN)/python -m benchmarks.spark $(ARGS)
 
+# Damaged frames; valid requests with hostile values: make fuzz ARGS=--state
 fuzz: setup
-	$(BIN)/python -m tests.fuzz $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.fuzz $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 chaos: setup
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(ARGS)
