@@ -1,11 +1,17 @@
 """How an application ends: what a handler raises to end the process, and what is waited for or still being finished."""
 
 import asyncio
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.application.apps import QUICK, committed
+from tests.brokers import BrokerProcess
+from tests.waiting import eventually
 
 from penstock.client import Penstock
 
@@ -109,3 +115,103 @@ def _shared_again(bootstrap: str, topic: str, group: str) -> list[int]:
                 seen.append(message.payload(int))
                 consumer.ack(message)
         return seen
+
+
+# Waits, and what is still being finished
+
+MEMBER = """
+import sys
+from penstock.client import Penstock
+
+app = Penstock(sys.argv[1], name="first", settings={"session.timeout.ms": 4000, "heartbeat.interval.ms": 500})
+
+@app.subscribe(sys.argv[2], group=sys.argv[3])
+def handle(value: int) -> None:
+    print("at work", flush=True)
+
+app.run()
+"""
+
+
+def test_a_killed_member_is_named_while_its_session_lasts(
+    app: Penstock, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app.publish(topic, 1)
+    first = subprocess.Popen(
+        [sys.executable, "-c", MEMBER, bootstrap, topic, "billing-killed"], stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdout is not None
+    assert first.stdout.readline() == "at work\n"
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    begun: list[str] = []
+
+    @app.subscribe(topic, group="billing-killed")
+    def handle(value: int) -> None:
+        begun.append(caplog.text)
+
+    app.start()
+    app.publish(topic, 2)
+    eventually(lambda: begun, what="the partitions of the member that was killed")
+    assert f"waiting for partitions of {topic}: member first-" in begun[0]
+    assert "of group billing-killed has not been heard from; at most" in begun[0]
+
+
+def test_brokers_that_are_not_there_are_reported_and_hold_up_no_end(caplog: pytest.LogCaptureFixture) -> None:
+    app = Penstock("127.0.0.1:1")
+
+    @app.subscribe("orders", group="billing")
+    def bill(value: int) -> None: ...
+
+    app.start()
+    eventually(lambda: "waits for a broker: 127.0.0.1:1: connection refused" in caplog.text)
+    app.close()
+    assert "ends without its brokers (127.0.0.1:1: connection refused)" in caplog.text
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+def test_a_handler_that_publishes_does_not_hold_up_the_end_when_brokers_are_gone(
+    fresh_broker: BrokerProcess, caplog: pytest.LogCaptureFixture, delivery: str
+) -> None:
+    app = Penstock(fresh_broker.bootstrap_servers, settings=QUICK)
+    app.create_topic("orders", partitions=1)
+    app.create_topic("invoices", partitions=1)
+    publishing = threading.Event()
+
+    @app.subscribe("orders", group="billing", delivery=delivery)
+    def bill(value: int) -> None:
+        fresh_broker.kill()
+        publishing.set()
+        app.publish("invoices", value)
+
+    app.publish("orders", 1)
+    app.start()
+    assert publishing.wait(30)
+    eventually(lambda: "no broker of" in caplog.text, what="a word about the broker")
+    app.close()
+    fresh_broker.start()
+    if delivery == "at-least-once":  # the other may still end its transaction whole
+        assert committed(fresh_broker.bootstrap_servers, "billing", "orders")[0] == 0
+
+
+def test_what_is_finished_after_a_stop_is_named(
+    app: Penstock, topic: str, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, finish = threading.Event(), threading.Event()
+
+    @app.subscribe(topic, group=group)
+    def handle(value: int) -> None:
+        begun.set()
+        finish.wait(30)
+
+    place = app.publish(topic, 1)
+    app.start()
+    assert begun.wait(30)
+    ending = threading.Thread(target=app.close)
+    ending.start()
+    words = f"is ending: it finishes {topic}[{place.partition}]@{place.offset}"
+    eventually(lambda: words in caplog.text, what="what is finished")
+    assert ending.is_alive()
+    finish.set()
+    ending.join(30)
+    assert not ending.is_alive()

@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import ConsumerGroupState
+from confluent_kafka.admin import AdminClient
 from tests.application.apps import QUICK, committed, running
 from tests.waiting import eventually
 
 from penstock.client import Backoff, Breaker, Message, Penstock, Retry
+from penstock.client.app.membership import Membership
+from penstock.client.app.settings import consumer_settings
 
 #: The shortest that the library allows beside a session of that length.
 SHORT = {**QUICK, "max.poll.interval.ms": 6_000}
@@ -309,3 +313,35 @@ def test_stopping_while_a_breaker_is_open_is_prompt_and_loses_nothing(
     assert set(handled) == set(range(40))
     # Positions have no gaps: what failed in one lane beyond a message that waits in another is read again.
     assert len(handled) - 40 <= (figures.retried if concurrency > 1 else 0)
+
+
+class _NoWork:
+    """Takes whatever partitions it is given."""
+
+    def assigned(self, places: Any) -> dict[Any, int]:
+        return {}
+
+    def begun(self, positions: Any) -> None: ...
+
+    def revoked(self, places: Any) -> None: ...
+
+    def lost(self, places: Any) -> None: ...
+
+
+@pytest.mark.parametrize("more", [{}, {"group.instance.id": "one"}], ids=["dynamic", "static"])
+def test_partitions_that_arrive_while_a_member_leaves_do_not_hold_it_up(
+    bootstrap: str, topic: str, group: str, more: dict[str, str]
+) -> None:
+    settings = consumer_settings(bootstrap, "late", {**QUICK, **more}, group=group)
+    member = Membership(settings, [topic], start="earliest", work=_NoWork())
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def is_stable() -> bool:
+        (asked,) = admin.describe_consumer_groups([group]).values()
+        return bool(asked.result(10).state is ConsumerGroupState.STABLE)
+
+    eventually(is_stable, what="an assignment that nobody has asked for yet")
+    closing = threading.Thread(target=member.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()

@@ -91,6 +91,10 @@ class Cluster:
             self._refresh(())
         return self._cluster_id
 
+    def known_nodes(self) -> list[Node]:
+        """As they were when somebody last told, without asking again."""
+        return list(self._nodes.values())
+
     def nodes(self) -> dict[int, Node]:
         """As they are now. Raises Unavailable."""
         self._insist(lambda: None, lambda _: self._refresh(()), "the cluster")

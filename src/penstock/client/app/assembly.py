@@ -99,7 +99,12 @@ class _Assembly:
             guarding.Guard(subscription.breaker, figures, stopping) if subscription.breaker else None
         )
         self._letterbox = Letterbox(
-            self._failing(), self._post, figures, waits=self._is_concurrent, gives_up=not self._may_try_again
+            self._failing(),
+            self._post,
+            figures,
+            waits=self._is_concurrent,
+            gives_up=not self._may_try_again,
+            await_published=resources.await_published,
         )
         self._session = Session(None, self._letterbox, figures)  # type: ignore[arg-type]
         self._contract: Any = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from penstock.client.app.assembly import Machine, assemble
 from penstock.client.app.membership import Membership
@@ -14,6 +15,7 @@ from penstock.client.app.places import Place
 from penstock.client.app.resources import Resources
 from penstock.client.app.settings import ApplicationError
 from penstock.client.app.subscription import Subscription
+from penstock.client.app.waits import Phase, Stage, unreachable
 from penstock.client.errors import ClientError
 from penstock.client.retrying import Backoff as Rests
 
@@ -24,6 +26,12 @@ _TAKE_S: Final = 0.2
 _HELD_S: Final = 0.02
 _ROOM_S: Final = 0.1
 _RESTS: Final = Rests(base_ms=200, cap_ms=10_000)
+#: How soon it is said what is finished before the application ends, and again.
+_NAME_AFTER_S, _NAME_AGAIN_S = 0.5, 5.0
+#: What a member that has nothing in hand waits for at most, where brokers are there and do not answer.
+_LEAVE_S: Final = 10.0
+_LOOK_S: Final = 0.2
+_NAMED_MAX: Final = 3
 
 
 class Consumption:
@@ -38,6 +46,7 @@ class Consumption:
         self.figures = resources.figures_of(subscription)
         self.error: BaseException | None = None
         self.is_ready = threading.Event()
+        self.stage = Stage(Phase.CONNECTING, time.monotonic())
         self._thread = threading.Thread(target=self._run, name=f"penstock-{subscription.group}", daemon=True)
 
     def start(self) -> None:
@@ -48,11 +57,49 @@ class Consumption:
         self._stopping.set()
         machine = self._machine
         if machine is not None and machine.session.membership is not None:
-            machine.contract.stop()
+            # Aside, since it waits for a member that may be waiting for its brokers.
+            threading.Thread(target=machine.contract.stop, name="penstock-stopping", daemon=True).start()
 
     def join(self, timeout_s: float | None = None) -> bool:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def end(self) -> None:
+        """After `stop`: waits for what is in hand, and says what that is; brokers that are not there are given up."""
+        began_s = time.monotonic()
+        say_s = began_s + _NAME_AFTER_S
+        while not self.join(_LOOK_S):
+            now_s = time.monotonic()
+            begun = self.begun()
+            if not begun and now_s >= began_s + _NAME_AFTER_S:
+                reason = unreachable(self._resources.addresses())
+                if reason is None and now_s - began_s > _LEAVE_S:
+                    reason = f"no answer for {_LEAVE_S:g} s"
+                if reason is not None:
+                    _LOG.warning(
+                        "%s ends without its brokers (%s); what was not committed is read again",
+                        self.subscription.name,
+                        reason,
+                    )
+                    return
+            if now_s >= say_s:
+                say_s = now_s + _NAME_AGAIN_S
+                self._name(begun)
+
+    def _name(self, begun: Sequence[Any]) -> None:
+        if not begun:
+            _LOG.warning(
+                "%s is ending: it commits its positions and leaves its group", self.subscription.name
+            )
+            return
+        named = ", ".join(f"{raw.topic()}[{raw.partition()}]@{raw.offset()}" for raw in begun[:_NAMED_MAX])
+        more = f" and {len(begun) - _NAMED_MAX} more" if len(begun) > _NAMED_MAX else ""
+        _LOG.warning("%s is ending: it finishes %s%s", self.subscription.name, named, more)
+
+    def begun(self) -> Sequence[Any]:
+        """Messages that handlers have now."""
+        machine = self._machine
+        return machine.session.runner.begun() if machine is not None else ()
 
     @property
     def is_alive(self) -> bool:
@@ -84,6 +131,7 @@ class Consumption:
     def _work(self) -> bool:
         """One membership, from joining to leaving. Returns whether anything was handled."""
         before = self.figures.handled
+        self.stage = Stage(Phase.CONNECTING, time.monotonic())
         machine = assemble(self.subscription, self._resources, self.figures, self._stopping)
         membership = Membership(
             machine.settings, machine.topics, start=self.subscription.start, work=_Callbacks(machine)
@@ -93,6 +141,8 @@ class Consumption:
         try:
             self.is_ready.set()
             while not self._stopping.is_set():
+                if self.stage.phase is not Phase.RUNNING:
+                    self._note_stage(machine, membership)
                 self._turn(machine, membership)
             machine.contract.finish()
         finally:
@@ -100,6 +150,14 @@ class Consumption:
             membership.close()
             machine.close()
         return self.figures.handled > before
+
+    def _note_stage(self, machine: Machine, membership: Membership) -> None:
+        if membership.is_assigned:
+            self.stage = Stage(Phase.RUNNING, time.monotonic())
+            return
+        is_new = self.stage.phase is Phase.CONNECTING
+        since_s = time.monotonic() if is_new else self.stage.since_s
+        self.stage = Stage(Phase.JOINING, since_s, machine.settings, membership.member_id)
 
     def _turn(self, machine: Machine, membership: Membership) -> None:
         room = self._room(machine)

@@ -37,6 +37,9 @@ class Runner(Protocol):
     def pending(self) -> list[Any]:
         """Taken and not handled yet."""
 
+    def begun(self) -> list[Any]:
+        """With the handlers now."""
+
     def trim(self) -> list[Any]:
         """Taken back without a gap: nothing that comes later in its partition was begun."""
 
@@ -104,6 +107,13 @@ class _Sequential:
     def pending(self) -> list[Any]:
         return list(self._left)
 
+    def begun(self) -> list[Any]:
+        return [] if self._idle.is_set() else self._at_work()
+
+    def _at_work(self) -> list[Any]:
+        """With the handler; another thread asks."""
+        raise NotImplementedError
+
     def trim(self) -> list[Any]:
         rest = list(self._rest)
         self._taken_away += len(rest)
@@ -168,6 +178,10 @@ class Inline(_Sequential):
         raw, self._hand.raw = self._hand.raw, None
         return [] if raw is None else [raw]
 
+    def _at_work(self) -> list[Any]:
+        raw = self._hand.raw
+        return [] if raw is None else [raw]
+
 
 class InlineBatches(_Sequential):
     """Lists of messages to the handler; where one of them fails, it is looked for by halves.
@@ -202,6 +216,8 @@ class InlineBatches(_Sequential):
 
     def _in_hand(self) -> list[Any]:
         return list(self._chunk)
+
+    _at_work = _in_hand
 
     def _readable(self, chunk: Sequence[Any]) -> list[tuple[Any, Any]]:
         good = []

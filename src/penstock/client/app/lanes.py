@@ -137,6 +137,10 @@ class _Lanes:
         with self._changed:
             return list(self._open.values())
 
+    def begun(self) -> list[Any]:
+        with self._changed:
+            return [self._open[number] for number in self._begun - self._left if number in self._open]
+
     @property
     def room(self) -> int:
         return self._in_flight_max - len(self._open)

@@ -31,13 +31,21 @@ class Letterbox:
     """
 
     def __init__(
-        self, failing: Failing, post: Post, figures: Figures, *, waits: bool, gives_up: bool = False
+        self,
+        failing: Failing,
+        post: Post,
+        figures: Figures,
+        *,
+        waits: bool,
+        gives_up: bool = False,
+        await_published: Callable[[Future[Published], float], Published] = Future.result,
     ) -> None:
         self._failing = failing
         self._post = post
         self._figures = figures
         self._waits = waits
         self._gives_up = gives_up
+        self._await_published = await_published
         self._lock = threading.Lock()
         self._on_their_way: list[tuple[Letter, Future[Published]]] = []
 
@@ -81,7 +89,7 @@ class Letterbox:
 
     def _await(self, letter: Letter, future: Future[Published]) -> None:
         try:
-            future.result(_WAIT_S)
+            self._await_published(future, _WAIT_S)
         except NotPublished as error:
             self._send_less(letter, error)
         except TimeoutError:

@@ -60,6 +60,9 @@ class Membership:
         self._sought: dict[Place, int] = {}
         #: To which we could not go back: the library is past what was not handled, and its positions are of no use.
         self._astray: set[Place] = set()
+        self._is_closing = False
+        #: Whether it was told its partitions, be they none.
+        self.is_assigned = False
         #: Raised where nobody would hear of it.
         self._failure: Exception | None = None
         self.places: set[Place] = set()
@@ -239,6 +242,11 @@ class Membership:
         else:
             self._sent.update(moved)
 
+    @property
+    def member_id(self) -> str:
+        """As the coordinator has named it; empty before that."""
+        return str(self._consumer.memberid() or "")
+
     def metadata(self) -> Any:
         """Of the group, for transactions."""
         return self._consumer.consumer_group_metadata()
@@ -261,36 +269,52 @@ class Membership:
         """As another member: what the old one has still under way is refused when it arrives."""
         with self._lock:
             self._forget(self.places)
-            self._consumer.close()
+            self._close_client()
             self._consumer = self._join()
 
     def close(self) -> None:
         """Leaves the group; partitions are revoked on the way."""
         self._keeper.end()
         with self._lock:
-            self._consumer.close()
+            self._close_client()
         self._keeper.join()
+
+    def _close_client(self) -> None:
+        self._is_closing = True
+        try:
+            self._consumer.close()
+        finally:
+            self._is_closing = False
 
     # -- rebalances ----------------------------------------------------------------------------------
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
         from confluent_kafka import KafkaException
 
+        if self._is_closing:
+            # Too late: the library answers no questions while it closes, and waits for ever for partitions that it
+            # is given then (its issue 4527).
+            self._assign(consumer, [])
+            return
+        self.is_assigned = True
         places = [(each.topic, each.partition) for each in partitions]
         try:
             positions = {**self._starts(consumer, partitions), **self._work.assigned(places)}
         except KafkaException as error:
             raise ClientError(f"the group's positions cannot be had: {error.args[0].str()}") from None
         chosen = [at(place, positions[place]) for place in places]
+        self._assign(consumer, chosen)
+        self.places.update(places)
+        self._sought.update({place: positions[place] for place in places})
+        self._work.begun({place: positions[place] for place in places})
+
+    def _assign(self, consumer: Any, chosen: list[Any]) -> None:
         if self._settings.get("partition.assignment.strategy") == "cooperative-sticky" or (
             self._settings.get("group.protocol") == "consumer"
         ):
             consumer.incremental_assign(chosen)
         else:
             consumer.assign(chosen)
-        self.places.update(places)
-        self._sought.update({place: positions[place] for place in places})
-        self._work.begun({place: positions[place] for place in places})
 
     def _starts(self, consumer: Any, partitions: list[Any]) -> dict[Place, int]:
         """Committed positions; for partitions that the group has never read, the chosen end, which is kept at once.

@@ -24,6 +24,7 @@ from penstock.client.app.resources import Resources
 from penstock.client.app.settings import ApplicationError, checked
 from penstock.client.app.sharing import Sharing
 from penstock.client.app.subscription import Subscription, subscription
+from penstock.client.app.waits import WaitReporter
 from penstock.client.letters import Header
 from penstock.client.payloads import encode
 from penstock.client.topics import BROKER_DEFAULT, NewTopic, create_topics
@@ -52,6 +53,7 @@ class Penstock:
         self._resources = Resources(bootstrap, name, checked(settings))
         self._subscriptions: list[Subscription] = []
         self._running: list[Consumption] = []
+        self._waits: WaitReporter | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
 
@@ -74,7 +76,8 @@ class Penstock:
         """
         key, data, moment_ms = _as_bytes(key, value, timestamp)
         with self._resources.spans.publish(topic, header_list(headers), key=key) as told:
-            return self._send(topic, data, key, told, partition, moment_ms).result(_PUBLISH_S)
+            sent = self._send(topic, data, key, told, partition, moment_ms)
+            return self._resources.await_published(sent, _PUBLISH_S)
 
     def publish_soon(
         self,
@@ -185,9 +188,12 @@ class Penstock:
             if self._running:
                 raise ApplicationError("the application runs already")
             self._stop.clear()
+            self._resources.ending.clear()
             self._running = [self._consumption(each) for each in self._subscriptions]
             for each in self._running:
                 each.start()
+            self._waits = WaitReporter(self._running, self._resources)
+            self._waits.start()
 
     def _consumption(self, subscription: Subscription) -> Consumption:
         return (Sharing if subscription.share else Consumption)(subscription, self._resources)
@@ -200,10 +206,15 @@ class Penstock:
         self._stop.set()
         with self._lock:
             running, self._running = self._running, []
+            waits, self._waits = self._waits, None
+        if waits is not None:
+            waits.end()
+        if running:
+            self._resources.ending.set()
         for each in running:
             each.stop()
         for each in running:
-            each.join()
+            each.end()
         errors = [each.error for each in running if each.error is not None]
         if errors:
             raise _ending(errors[0])

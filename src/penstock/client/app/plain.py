@@ -360,7 +360,7 @@ def _letterbox(
         now_ms=now_ms,
         chance=Random(),
     )
-    return Letterbox(failing, resources.post, figures, waits=False)
+    return Letterbox(failing, resources.post, figures, waits=False, await_published=resources.await_published)
 
 
 def length_s(name: str, value: Duration) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from penstock.client.app.exactly import Draft, drafts
 from penstock.client.app.handling import Call
@@ -10,6 +10,8 @@ from penstock.client.app.resources import Resources
 from penstock.client.payloads import encode
 
 __all__ = ["replying", "replying_async"]
+
+_PUBLISH_S: Final = 300.0
 
 
 def replying(call: Call, topic: str, resources: Resources) -> Call:
@@ -42,4 +44,5 @@ def _reply(result: Any, raw: Any, topic: str, resources: Resources) -> None:
         if held is not None:
             held.append(Draft(topic, value, raw.key(), headers, None, None))
         else:
-            resources.publisher().send(topic, value, key=raw.key(), headers=headers).result()
+            sent = resources.publisher().send(topic, value, key=raw.key(), headers=headers)
+            resources.await_published(sent, _PUBLISH_S)

@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from penstock.client.app.failing import Letter
 from penstock.client.app.figures import Figures
-from penstock.client.app.publishing import Published, Publisher
+from penstock.client.app.publishing import NotPublished, Published, Publisher
 from penstock.client.app.settings import ApplicationError, Settings, producer_settings
 from penstock.client.app.subscription import Subscription
+from penstock.client.app.waits import unreachable
 from penstock.client.cluster import Cluster
 from penstock.client.letter_topics import ensure_letters
 from penstock.client.letters import DEAD_LETTER_SETTINGS, RETRY_SETTINGS, dead_letter_topic, retry_topic
-from penstock.client.settings import ConnectionSettings
+from penstock.client.settings import Address, ConnectionSettings
 from penstock.client.stores import StoreError, StoreUnavailable
 from penstock.client.tracing import Spans
 
@@ -24,6 +25,10 @@ __all__ = ["Resources"]
 
 #: Names that the raw client knows too.
 _SHARED: Final = ("security.", "ssl.", "sasl.")
+
+
+#: How often who waits for brokers looks whether the application ends.
+_LOOK_S: Final = 0.3
 
 
 def now_ms() -> int:
@@ -42,6 +47,9 @@ class Resources:
         self._publisher: Publisher | None = None
         self._opened: dict[tuple[Any, str], Any] = {}
         self._figures: dict[int, Figures] = {}
+        #: Set while the application ends: nothing waits any longer for brokers that are not there.
+        self.ending = threading.Event()
+        self._addresses: set[Address] = set()
 
     def publisher(self) -> Publisher:
         """Another one, where the one before is of no use any more."""
@@ -82,14 +90,37 @@ class Resources:
                     raise ApplicationError(str(flaw)) from flaw
             return self._opened[open_it, given]
 
+    def addresses(self) -> list[Address]:
+        """Of all brokers that were ever heard of, and those that the user named."""
+        with self._lock:
+            return sorted(self._addresses.union(self._connection_settings().bootstrap))
+
+    def await_published(self, future: Future[Published], timeout_s: float) -> Published:
+        """Raises NotPublished, TimeoutError. Gives up early where the application ends and no broker answers."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            try:
+                return future.result(min(left_s, _LOOK_S) if left_s > 0 else 0)
+            except TimeoutError:
+                if left_s <= 0:
+                    raise
+            if self.ending.is_set() and (reason := unreachable(self.addresses())) is not None:
+                raise NotPublished(
+                    f"the application ends, and no broker has confirmed it: {reason}", may_be_there=True
+                )
+
     def figures_of(self, subscription: Subscription) -> Figures:
         with self._lock:
             return self._figures.setdefault(id(subscription), Figures())
 
     def cluster(self) -> Cluster:
         """For one thread, and to be closed."""
+        return Cluster(self._connection_settings())
+
+    def _connection_settings(self) -> ConnectionSettings:
         shared = {name: value for name, value in self.settings.items() if name.startswith(_SHARED)}
-        return Cluster(ConnectionSettings.parse({"bootstrap.servers": self.bootstrap, **shared}))
+        return ConnectionSettings.parse({"bootstrap.servers": self.bootstrap, **shared})
 
     def letter_topics(self, subscription: Subscription) -> dict[str, int]:
         """Made where they are missing; with their partitions. Raises ApplicationError, Unavailable, Refused."""
@@ -97,6 +128,8 @@ class Resources:
         cluster = self.cluster()
         try:
             found = cluster.topics(subscription.topics)
+            with self._lock:
+                self._addresses.update(node.address for node in cluster.known_nodes())
             for topic in subscription.topics:
                 if topic not in found:
                     raise ApplicationError(f"there is no topic {topic}; app.create_topic makes one")
@@ -111,9 +144,12 @@ class Resources:
         return made
 
     def close(self, timeout_s: float) -> int:
-        """How many messages were given up."""
+        """How many messages were given up. Brokers that do not answer are not waited for."""
         with self._lock:
-            left = self._publisher.close(timeout_s) if self._publisher is not None else 0
+            publisher = self._publisher
+            if publisher is not None and publisher.flush(_LOOK_S) and unreachable(self.addresses()):
+                timeout_s = 0.0
+            left = publisher.close(timeout_s) if publisher is not None else 0
             self._publisher = None
             for opened in self._opened.values():
                 opened.close()

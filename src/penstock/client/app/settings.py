@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -74,6 +75,12 @@ _BYTES_MAX: Final = 1_000_000_000
 #: How soon a reader fetches again whose queue was full. The library's own second is longer than the queue lasts: a
 #: handler that takes less than some microseconds would wait most of the time.
 _QUEUE_BACKOFF_MS: Final = 50
+#: Librdkafka's default of 45 s is for clients whose heartbeats stop while they collect garbage. Here a thread of the
+#: library sends them, which needs no lock of the interpreter: only a process that gets no CPU at all is late. One that
+#: is taken for dead by mistake keeps its contract (it commits nothing any more); the price is a rebalance.
+_SESSION_MS: Final = 15_000
+_SAY_AGAIN_S: Final = 10.0
+_LOG: Final = logging.getLogger("penstock.client")
 _LOGGER: Final = logging.getLogger("penstock.client.librdkafka")
 
 
@@ -91,7 +98,39 @@ def checked(given: Mapping[str, Any] | None) -> Settings:
 
 
 def common(bootstrap: str, name: str) -> Settings:
-    return {"bootstrap.servers": bootstrap, "client.id": name, "logger": _LOGGER}
+    return {
+        "bootstrap.servers": bootstrap,
+        "client.id": name,
+        "logger": _LOGGER,
+        "error_cb": _BrokerErrors(bootstrap),
+    }
+
+
+class _BrokerErrors:
+    """Says in one sentence that no broker answers, of all that the library tells about each connection."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._why = ""
+        self._said_s: dict[int, float] = {}
+
+    def __call__(self, error: Any) -> None:
+        from confluent_kafka import KafkaError
+
+        code = error.code()
+        if code in (KafkaError._TRANSPORT, KafkaError._RESOLVE):
+            self._why = f" ({error.str()})"
+            return
+        if code not in (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL):
+            return
+        now_s = time.monotonic()
+        if now_s - self._said_s.get(code, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
+            return
+        self._said_s[code] = now_s
+        if code == KafkaError._ALL_BROKERS_DOWN:
+            _LOG.warning("no broker of %s answers%s; trying again", self._bootstrap, self._why)
+        else:
+            _LOG.error("%s: %s", self._bootstrap, error.str())
 
 
 def producer_settings(bootstrap: str, name: str, given: Settings) -> Settings:
@@ -107,11 +146,10 @@ def producer_settings(bootstrap: str, name: str, given: Settings) -> Settings:
 def consumer_settings(bootstrap: str, name: str, given: Settings, *, group: str) -> Settings:
     """Positions are committed by us alone, and a position that is not there is an error, never a guess."""
     chosen = {key: value for key, value in given.items() if not key.startswith(_PRODUCER_ONLY)}
-    strategy = (
-        {}
-        if chosen.get("group.protocol") == "consumer"
-        else {"partition.assignment.strategy": "cooperative-sticky"}
-    )
+    of_classic = {
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": _SESSION_MS,
+    }
     return {
         **common(bootstrap, name),
         "group.id": group,
@@ -120,7 +158,7 @@ def consumer_settings(bootstrap: str, name: str, given: Settings, *, group: str)
         "auto.offset.reset": "error",
         "isolation.level": "read_committed",
         "fetch.queue.backoff.ms": _QUEUE_BACKOFF_MS,
-        **strategy,
+        **({} if chosen.get("group.protocol") == "consumer" else of_classic),
         **chosen,
     }
 

@@ -33,6 +33,9 @@ class Pool(Protocol):
 
     def add(self, job: Job) -> None: ...
 
+    def begun(self) -> list[Any]:
+        """Messages that handlers have now."""
+
     def withdraw(self, job: Job) -> bool:
         """Whether nobody has begun it; then nobody will."""
 
@@ -46,6 +49,7 @@ class _Pool:
     def __init__(self, in_flight_max: int) -> None:
         self._in_flight_max = in_flight_max
         self._unfinished = 0
+        self._begun: set[Job] = set()
         #: What a handler raised to end the application.
         self.error: BaseException | None = None
         self._changed = threading.Condition()
@@ -54,6 +58,10 @@ class _Pool:
         with self._changed:
             self._unfinished += 1
         self._put(job)
+
+    def begun(self) -> list[Any]:
+        with self._changed:
+            return [job.raw for job in self._begun]
 
     def _put(self, job: Job | None) -> None:
         raise NotImplementedError
@@ -69,6 +77,8 @@ class _Pool:
     def _begin(self, job: Job) -> bool:
         with self._changed:
             job.is_begun = not job.is_withdrawn
+            if job.is_begun:
+                self._begun.add(job)
             return job.is_begun
 
     def _give_up(self, job: Job, error: BaseException) -> None:
@@ -78,6 +88,7 @@ class _Pool:
 
     def _end(self, job: Job, outcome: int) -> None:
         with self._changed:
+            self._begun.discard(job)
             self._finish()
         job.report((job, outcome))
 

@@ -29,6 +29,7 @@ from penstock.client.app.share_pool import Job, Pool, TaskPool, ThreadPool
 from penstock.client.app.share_settings import ShareGroup, agree
 from penstock.client.app.share_verdicts import Verdicts, judging, judging_async
 from penstock.client.app.subscription import Subscription
+from penstock.client.app.waits import Phase, Stage
 from penstock.client.errors import ClientError
 from penstock.client.retrying import Backoff as Rests
 from penstock.client.tracing import Spans
@@ -44,8 +45,14 @@ _RESTS: Final = Rests(base_ms=100, cap_ms=5_000)
 
 
 class Sharing(Consumption):
+    _pool: Pool | None = None
+
+    def begun(self) -> Sequence[Any]:
+        return self._pool.begun() if self._pool is not None else ()
+
     def _work(self) -> bool:
         before = self.figures.handled
+        self.stage = Stage(Phase.CONNECTING, time.monotonic())
         sub, resources = self.subscription, self._resources
         partitions = resources.letter_topics(sub)
         group = agree(sub, resources)
@@ -62,6 +69,8 @@ class Sharing(Consumption):
             for server in servers:
                 server.start()
             self.is_ready.set()
+            self.stage = Stage(Phase.RUNNING, time.monotonic())
+            self._pool = pool
             while not self._stopping.wait(_LOOK_S) and all(server.is_alive() for server in servers):
                 if pool.error is not None:
                     break
@@ -70,6 +79,7 @@ class Sharing(Consumption):
             for server in servers:
                 server.join()
             pool.close()
+            self._pool = None
         if pool.error is not None:
             raise pool.error
         for server in servers:
@@ -173,7 +183,7 @@ def _letterbox(sub: Subscription, resources: Resources, partitions: Any, figures
     failing = Failing(
         group=sub.group, handler=sub.name, backoff=None, partitions=partitions, now_ms=now_ms, chance=Random()
     )
-    return Letterbox(failing, resources.post, figures, waits=True)
+    return Letterbox(failing, resources.post, figures, waits=True, await_published=resources.await_published)
 
 
 def _pool(sub: Subscription, resources: Resources, verdicts: Verdicts) -> Pool:

@@ -1,0 +1,179 @@
+"""What an application waits for, reported within two seconds: brokers that do not answer, partitions of other members.
+
+A subscription that waits says nothing by itself: it is inside a call of a client library. So one thread of the
+application looks at all subscriptions, and asks the cluster why a member has no partitions yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.client.app.settings import admin_settings
+from penstock.client.settings import Address
+
+if TYPE_CHECKING:
+    from penstock.client.app.resources import Resources
+    from penstock.client.app.subscription import Subscription
+
+__all__ = ["Phase", "Stage", "WaitReporter", "unreachable"]
+
+_LOG: Final = logging.getLogger("penstock.client")
+_LOOK_S: Final = 0.25
+#: With the time that the cluster takes to answer, a wait is reported within two seconds.
+_REPORT_AFTER_S: Final = 1.2
+_REPEAT_S: Final = 10.0
+_CONNECT_S: Final = 0.3
+_DESCRIBE_S: Final = 5.0
+#: What librdkafka has where nothing is set.
+_POLL_INTERVAL_MS: Final = 300_000
+_NAMED_MAX: Final = 3
+
+
+class Phase(Enum):
+    #: Topics are looked up, and those for retries and dead letters created.
+    CONNECTING = auto()
+    #: A member of the group, without partitions so far.
+    JOINING = auto()
+    RUNNING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a subscription is at, and since when."""
+
+    phase: Phase
+    since_s: float
+    #: Of the member, while it joins.
+    settings: dict[str, Any] | None = None
+    member_id: str = ""
+
+
+class WaitReporter(threading.Thread):
+    def __init__(self, waiters: Sequence[Any], resources: Resources) -> None:
+        super().__init__(name="penstock-waits", daemon=True)
+        self._waiters = waiters
+        self._resources = resources
+        self._ended = threading.Event()
+        self._said: dict[int, tuple[Stage, float]] = {}
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def run(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            for number, waiter in enumerate(self._waiters):
+                self._look(number, waiter)
+
+    def _look(self, number: int, waiter: Any) -> None:
+        stage: Stage = waiter.stage
+        now_s = time.monotonic()
+        said, said_s = self._said.get(number, (None, 0.0))
+        is_new = said is None or said.since_s != stage.since_s
+        due_s = stage.since_s + _REPORT_AFTER_S if is_new else said_s + _REPEAT_S
+        if stage.phase is Phase.RUNNING or now_s < due_s or not waiter.is_alive:
+            return
+        self._said[number] = stage, now_s
+        sentence = self._sentence(waiter.subscription, stage)
+        # It may have got what it waited for while the cluster was asked.
+        if sentence is not None and waiter.stage.since_s == stage.since_s and not self._ended.is_set():
+            _LOG.warning("%s", sentence)
+
+    def _sentence(self, subscription: Subscription, stage: Stage) -> str | None:
+        addresses = self._resources.addresses()
+        reason = unreachable(addresses)
+        if reason is not None:
+            return f"{subscription.name} waits for a broker: {reason}; trying again"
+        topics = ", ".join(subscription.topics)
+        if stage.phase is Phase.CONNECTING or stage.settings is None:
+            return f"{subscription.name} waits for the brokers to answer about {topics}"
+        found = described(self._resources, subscription.group)
+        if found is None:
+            return f"waiting for partitions of {topics}: the coordinator of group {subscription.group} does not answer"
+        waited_s = time.monotonic() - stage.since_s
+        return waiting_for(subscription, found, stage, waited_s)
+
+
+def described(resources: Resources, group: str) -> Any:
+    """The group as its coordinator describes it; None where that cannot be had."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient(admin_settings(resources.bootstrap, resources.name, resources.settings))
+    (future,) = admin.describe_consumer_groups([group], request_timeout=_DESCRIBE_S).values()
+    try:
+        return future.result(_DESCRIBE_S)
+    except (KafkaException, TimeoutError):
+        return None
+
+
+def waiting_for(subscription: Subscription, group: Any, stage: Stage, waited_s: float) -> str | None:
+    """A sentence on a member that has no partitions yet; None where it is not to have any. Pure."""
+    assert stage.settings is not None
+    topics = ", ".join(subscription.topics)
+    others = [each for each in group.members if each.member_id != stage.member_id]
+    start = f"waiting for partitions of {topics}: "
+    if not others:
+        return f"{start}group {subscription.group} is being rebalanced"
+    named = ", ".join(f"{each.member_id} on {each.host}" for each in others[:_NAMED_MAX])
+    more = f" and {len(others) - _NAMED_MAX} more" if len(others) > _NAMED_MAX else ""
+    who = f"member {named} of group {subscription.group}" if len(others) == 1 else f"one of {named}{more}"
+    if stage.settings.get("group.protocol") == "consumer":
+        return (
+            f"{start}{who} has not given them up, or has not been heard from; then at most the group's session "
+            "timeout (consumer.session.timeout.ms)"
+        )
+    left_s = int(stage.settings["session.timeout.ms"]) / 1000 - waited_s
+    if left_s > 0:
+        return f"{start}{who} has not been heard from; at most {max(left_s, 1):.0f} s more"
+    left_s = int(stage.settings.get("max.poll.interval.ms", _POLL_INTERVAL_MS)) / 1000 - waited_s
+    return f"{start}{who} has not given them up yet; at most {max(left_s, 1):.0f} s more"
+
+
+def unreachable(addresses: Iterable[Address], timeout_s: float = _CONNECT_S) -> str | None:
+    """Why none of them takes a connection; None where one does."""
+    reasons: dict[str, None] = {}
+    with selectors.DefaultSelector() as waiting:
+        try:
+            for host, port in addresses:
+                try:
+                    opened = _connecting(host, port)
+                except OSError as error:
+                    reasons[f"{host}:{port}: {error.strerror or error}"] = None
+                else:
+                    waiting.register(opened, selectors.EVENT_WRITE, f"{host}:{port}")
+            deadline_s = time.monotonic() + timeout_s
+            while waiting.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
+                for key, _ in waiting.select(left_s):
+                    made: Any = key.fileobj
+                    code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    if code == 0:
+                        return None
+                    reasons[f"{key.data}: {os.strerror(code).lower()}"] = None
+                    waiting.unregister(made)
+                    made.close()
+            for key in waiting.get_map().values():
+                reasons[f"{key.data}: no answer"] = None
+        finally:
+            for key in list(waiting.get_map().values()):
+                with suppress(OSError):
+                    key.fileobj.close()  # type: ignore[union-attr]
+    return "; ".join(reasons) or "no address is known"
+
+
+def _connecting(host: str, port: int) -> socket.socket:
+    """Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.connect_ex(address)
+    return made
