@@ -71,7 +71,7 @@ async def throw(node: Node, requests: Requests, frames: int) -> Counter[str]:
     left = frames
     while left > 0:
         wire = Wire()
-        connection = Connection(node.server, "PLAINTEXT")
+        connection = Connection(node.server, "PLAINTEXT", for_nodes=True)
         connection.connection_made(wire)  # type: ignore[arg-type]
         for _ in range(min(FRAMES_PER_CONNECTION, left)):
             left -= 1

@@ -33,6 +33,7 @@ from penstock.raft.values import (
     Role,
     Timings,
     VoterHistory,
+    VoterSet,
 )
 
 
@@ -137,9 +138,12 @@ class Core:
 
     def may_be_needed_yet(self) -> bool:
         """Voted out, but the others may lack that record, and then cannot elect anyone against our longer log."""
-        if self._is_committed(self.voters.latest_offset):
-            return False
-        return self.voters.as_of(self.voters.latest_offset).is_voter(self.local)
+        return any(voters.is_voter(self.local) for voters in self.voter_sets_in_question()[1:])
+
+    def voter_sets_in_question(self) -> tuple[VoterSet, ...]:
+        """The latest voter set, and the one before it for as long as the latest may still be lost."""
+        latest, offset = self.voters.latest, self.voters.latest_offset
+        return (latest,) if self._is_committed(offset) else (latest, self.voters.as_of(offset))
 
     def _is_committed(self, offset: int) -> bool:
         return self.high_watermark is not None and offset < self.high_watermark

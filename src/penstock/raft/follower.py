@@ -197,7 +197,7 @@ class Following(Voting):
 
     def _may_lead(self, leader_id: int, *, is_known_to: ReplicaKey | None = None) -> bool:
         """A voter, or one that a record made a voter which our log has not reached; see `may_be_voter`."""
-        if leader_id in self.voters.latest or leader_id == self.leader_id:
+        if leader_id == self.leader_id or any(leader_id in each for each in self.voter_sets_in_question()):
             return True
         return is_known_to is not None and self.is_known_to(is_known_to)
 

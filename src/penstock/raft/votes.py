@@ -45,7 +45,7 @@ class Voting(Campaigning):
         Such a candidate's log is ahead of ours, and it knows our disk from the voter set that holds both of us. To
         refuse it could leave too few to elect anyone.
         """
-        if self.voters.latest.is_voter(request.candidate):
+        if any(voters.is_voter(request.candidate) for voters in self.voter_sets_in_question()):
             return True
         is_ahead = (request.last.epoch, request.last.offset) > (self.last.epoch, self.last.offset)
         return is_ahead and self.is_known_to(request.voter)

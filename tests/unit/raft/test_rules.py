@@ -12,6 +12,7 @@ from penstock.raft import actions as act
 from penstock.raft.core import HistoryLost
 from penstock.raft.messages import (
     BeginEpochRequest,
+    EndEpochRequest,
     FetchReply,
     FetchRequest,
     Reply,
@@ -21,6 +22,7 @@ from penstock.raft.messages import (
 )
 from penstock.raft.node import RaftNode
 from penstock.raft.values import (
+    EPOCH_JUMP_MAX,
     Election,
     OffsetAndEpoch,
     ReplicaKey,
@@ -29,6 +31,7 @@ from penstock.raft.values import (
     Voter,
     VoterHistory,
     VoterSet,
+    plausible_election,
 )
 
 
@@ -281,3 +284,114 @@ def test_voter_sets_come_and_go_with_their_records() -> None:
     assert (history.latest, history.latest_offset) == (voters(1, 2), 5)
     history.truncate(0)
     assert (history.latest, history.latest_offset) == (voters(1), VoterHistory.BEFORE_LOG)
+
+
+# Those who are no voters, and epochs that no voter could have
+
+
+def saved(actions: list[act.Action]) -> list[Election]:
+    return [action.election for action in actions if isinstance(action, act.SaveElection)]
+
+
+@pytest.mark.parametrize("epoch", [2**31 - 1, 2**31 - 2, 2**30, 2 + EPOCH_JUMP_MAX + 1, -1, -(2**31)])
+@pytest.mark.parametrize("kind", ["vote", "pre-vote", "begin", "end"])
+def test_an_epoch_that_no_voter_could_have_changes_nothing(kind: str, epoch: int) -> None:
+    node = node_with()
+    requests: dict[str, Request] = {
+        "vote": vote(epoch=epoch, offset=100, last_epoch=max(epoch, 0)),
+        "pre-vote": vote(epoch=epoch, offset=100, last_epoch=max(epoch, 0), pre_vote=True),
+        "begin": begins(epoch, 2),
+        "end": EndEpochRequest(epoch=epoch, leader_id=2, successors=(key(1),)),
+    }
+    reply, actions = answer_to(node, requests[kind])
+    assert reply.error is (ErrorCode.fenced_leader_epoch if epoch < 0 else ErrorCode.invalid_request)
+    assert (node.epoch, node.role, saved(actions)) == (2, Role.UNATTACHED, [])
+
+
+def test_a_voter_that_is_a_little_ahead_is_followed() -> None:
+    node = node_with()
+    assert granted(node, vote(epoch=2 + EPOCH_JUMP_MAX))
+    assert node.epoch == 2 + EPOCH_JUMP_MAX
+
+
+@pytest.mark.parametrize("pre_vote", [False, True])
+@pytest.mark.parametrize(
+    ("request_", "is_heard"),
+    [
+        (
+            vote(of=9),
+            False,
+        ),  # knows this node's disk, but its log is no longer than ours: it could not be a voter
+        (vote(of=9, offset=4), True),
+        (vote(of=9, offset=4)._replace(voter=ReplicaKey(1)), False),
+        (vote(of=2)._replace(candidate=key(2, disk=7)), False),  # another disk under a voter's id
+    ],
+)
+def test_only_one_whose_log_is_longer_may_be_a_voter_that_we_do_not_know(
+    request_: VoteRequest, is_heard: bool, pre_vote: bool
+) -> None:
+    node = node_with()
+    reply, actions = answer_to(node, request_._replace(pre_vote=pre_vote))
+    assert isinstance(reply, VoteReply)
+    assert (reply.error is ErrorCode.none, reply.granted) == (is_heard, is_heard)
+    if not is_heard:
+        assert reply.error is ErrorCode.inconsistent_voter_set
+        assert (node.epoch, saved(actions)) == (2, [])
+
+
+def test_one_whom_we_do_not_know_leads_only_if_it_knows_us() -> None:
+    node = node_with()
+    stranger = begins(3, 9)._replace(voter=ReplicaKey(1))
+    assert answer_to(node, stranger)[0].error is ErrorCode.inconsistent_voter_set
+    ends = EndEpochRequest(epoch=3, leader_id=9, successors=(key(1),))
+    assert answer_to(node, ends)[0].error is ErrorCode.inconsistent_voter_set
+    assert (node.epoch, node.role) == (2, Role.UNATTACHED)
+    assert answer_to(node, begins(3, 9))[0].error is ErrorCode.none
+    assert node.leader_id == 9
+    assert answer_to(node, ends)[0].error is ErrorCode.none
+    assert node.role is Role.CANDIDATE
+
+
+def test_a_second_leader_of_an_epoch_is_refused() -> None:
+    node = node_with()
+    answer_to(node, begins(3, 2))
+    assert answer_to(node, begins(3, 3))[0].error is ErrorCode.invalid_request
+    assert node.leader_id == 2
+
+
+def test_a_node_that_was_away_learns_the_epoch_from_those_that_it_asks() -> None:
+    node = node_with()
+    asked, _ = [action for action in node.tick(100) if isinstance(action, act.Send)]
+    node.answered(asked, VoteReply(epoch=5000, leader_id=3), 200)
+    assert (node.epoch, node.leader_id) == (5000, 3)
+
+
+def test_nobody_is_believed_to_be_at_the_end_of_all_epochs() -> None:
+    node = node_with()
+    asked, _ = [action for action in node.tick(100) if isinstance(action, act.Send)]
+    assert not saved(node.answered(asked, VoteReply(epoch=2**31 - 1, leader_id=3), 200))
+    assert (node.epoch, node.role) == (2, Role.PROSPECTIVE)
+
+
+def test_a_sole_voter_leads_on_in_the_last_epoch_and_one_of_several_stands_no_more() -> None:
+    """Where a log holds records of the last epoch, which earlier releases could be made to write."""
+    last = 2**31 - 1
+    alone = node_with(log_of(1, last), Election(last), voter_ids=(1,))
+    assert (alone.role, alone.epoch) == (Role.LEADER, last)
+    one = node_with(log_of(1, last), Election(last))
+    for now_ms in range(0, 10_000, 100):
+        one.tick(now_ms)
+    assert (one.role, one.epoch) == (Role.UNATTACHED, last)
+
+
+@pytest.mark.parametrize("epoch", [2**31, 2**31 - 1, 2**31 - 2, 2**30 + 1])
+def test_an_epoch_on_disk_that_cannot_be_gives_way_to_one_that_nobody_has_voted_in(epoch: int) -> None:
+    found = plausible_election(Election(epoch, 2, key(2)), last_epoch=7)
+    assert found == Election(1_000_007)
+    assert plausible_election(Election(epoch), last_epoch=epoch - 1) == Election(epoch)
+
+
+def test_an_epoch_on_disk_that_may_be_is_kept() -> None:
+    """The log of a node that was away may be far behind what it has voted in since."""
+    kept = Election(5000, 2, key(2))
+    assert plausible_election(kept, last_epoch=7) is kept

@@ -198,8 +198,8 @@ class Quorum:
         return next(((at.host, at.port) for at in addresses), None)
 
     def addressed(self, voter_id: int, directory: UUID | None) -> ReplicaKey:
-        """Whom a request is meant for; one that does not say means whoever reads it."""
-        return self.local if voter_id < 0 else ReplicaKey(int(voter_id), directory)
+        """The replica that a request is meant for; one that does not say means the node that reads it."""
+        return ReplicaKey(self.local.id if voter_id < 0 else int(voter_id), directory)
 
     def describe(self) -> QuorumView:
         """Raises NOT_CONTROLLER where another node leads."""
