@@ -170,7 +170,7 @@ class Log:
                 self.producers.check_epoch(producer_id, epoch)
             else:
                 repeated = self.producers.check(
-                    producer_id, epoch, sequence, delta, bool(attributes & TRANSACTIONAL)
+                    producer_id, epoch, sequence, delta, bool(attributes & TRANSACTIONAL), leader_epoch
                 )
                 if repeated is not None:
                     appended_ms = repeated.timestamp if config.timestamp_type == "LogAppendTime" else -1
@@ -203,6 +203,8 @@ class Log:
         """Write one batch as its leader stamped it. Raises ApiError when it does not continue this log."""
         header = checked_replica(batch, self.end.offset)
         base_offset, epoch, delta, max_timestamp = header[0], header[2], header[6], header[8]
+        if base_offset != self.end.offset:
+            self.producers.is_complete = False  # what compaction took may be all that a producer wrote
         if base_offset + delta - self.end.offset > INT32_MAX:
             # Compaction left a gap that relative offsets do not span: the next segment begins beyond it.
             self.roll(now_ms, base_offset)
@@ -394,6 +396,7 @@ class Log:
             raise self._out_of_range(offset)
         if offset > self.start_offset:
             self.start_offset = offset
+            self.producers.is_complete = False
             self.epochs.truncate_start(offset)
 
     def expired_segments(self, now_ms: int, below: int | None = None) -> list[Segment]:
@@ -425,6 +428,7 @@ class Log:
         with self._lock:
             remaining = self._reader.segments.without(present)
             self.start_offset = max(self.start_offset, remaining.first.base_offset)
+            self.producers.is_complete = False
             self._reader.use(remaining)
             self._flush.let_go(present)
             for segment in present:
@@ -528,6 +532,7 @@ class Log:
         self._tail = Tail(segment, fresh=True)
         self._reader.use(SegmentList([segment]))
         self.start_offset = offset
+        self.producers.is_complete = offset == 0
         self.epochs.clear()
         snapshots.remove(self.directory, snapshots.list_offsets(self.directory))
         self._after_truncation(LogPosition(offset, offset, 0), now_ms)

@@ -112,10 +112,13 @@ def trace_of(sequence: int, base_offset: int, last_delta: int, timestamp: int) -
 class Producers:
     """All producers of one partition. `check` decides, the others learn from what the log holds."""
 
-    __slots__ = ("_refusals", "expiry_ms", "states", "transactions")
+    __slots__ = ("_refusals", "expiry_ms", "is_complete", "states", "transactions")
 
     def __init__(self, expiry_ms: int) -> None:
         self.states: dict[int, ProducerState] = {}
+        #: Every producer that ever wrote to the partition is known: the log holds all that was ever in it, and no
+        #: state has expired. The log clears this when it loses its beginning.
+        self.is_complete = True
         self.transactions = Transactions()
         self.expiry_ms = expiry_ms
         self._refusals: dict[int, Refusal] = {}
@@ -124,18 +127,32 @@ class Producers:
         return len(self.states)
 
     def check(
-        self, producer_id: int, epoch: int, sequence: int, last_delta: int, transactional: bool
+        self,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        last_delta: int,
+        transactional: bool,
+        leader_epoch: int = 0,
     ) -> BatchTrace | None:
         """The batch that this one repeats, or None when it may be appended. Raises ApiError otherwise.
 
-        A producer id that is not known, or no longer, is welcome at any sequence. What was sent right behind a batch
-        that was turned away for a passing reason is turned away for the same reason: an error of sequence makes
-        clients start a new epoch, and repeat under it what may be in other partitions already.
+        A producer id that is not known, or no longer, is welcome at any sequence, unless every producer is known and
+        the partition has had another leader: then that one has taken the earlier batches, and lost them.
+
+        What was sent right behind a batch that was turned away for a passing reason is turned away for the same
+        reason: an error of sequence makes clients start a new epoch, and repeat under it what may be in other
+        partitions already.
         """
         state = self.states.get(producer_id)
         if state is None:
             if self._refusals:
                 self._check_refusal(producer_id, epoch, sequence, None)
+            if sequence > 0 and self._must_begin(producer_id, leader_epoch):
+                raise ApiError(
+                    ErrorCode.out_of_order_sequence_number,
+                    f"producer {producer_id} sent sequence {sequence}, and nothing before it has arrived",
+                )
             return None
         if epoch != state.epoch:
             if epoch > state.epoch:
@@ -153,6 +170,14 @@ class Producers:
         if state.txn_first_offset >= 0 and not transactional:
             raise ApiError(ErrorCode.invalid_txn_state, f"producer {producer_id} has a transaction open")
         return None
+
+    def _must_begin(self, producer_id: int, leader_epoch: int) -> bool:
+        """Whether a producer that is not known cannot have written before.
+
+        In the first leader epoch one may come whose sequences go on from a deleted topic of the same name; librdkafka
+        does not recover from a refusal there. Plans outlive their topic too.
+        """
+        return self.is_complete and leader_epoch > 0 and producer_id < PLANNED_IDS_FROM
 
     def refused(self, producer_id: int, epoch: int, sequence: int, code: ErrorCode) -> None:
         """A batch was turned away before it was checked, and its producer will send it again."""
@@ -269,6 +294,8 @@ class Producers:
         idle = [id for id, state in self.states.items() if self._is_idle(id, state, now_ms)]
         for producer_id in idle:
             del self.states[producer_id]
+        if idle:
+            self.is_complete = False
         return len(idle)
 
     def clear(self) -> None:
@@ -276,11 +303,8 @@ class Producers:
         self.transactions = Transactions()
 
     def restore(self, states: Iterable[tuple[int, ProducerState]], now_ms: int) -> None:
-        self.states = {
-            producer_id: state
-            for producer_id, state in states
-            if not self._is_idle(producer_id, state, now_ms)
-        }
+        self.states = dict(states)
+        self.expire(now_ms)
         self.transactions.restore(
             (state.txn_first_offset, producer_id)
             for producer_id, state in self.states.items()

@@ -21,7 +21,15 @@ from penstock.log.lookup import (
     time_index,
     write_indexes,
 )
-from penstock.log.names import EPOCH_CHECKPOINT, INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, parse_offset_file
+from penstock.log.names import (
+    EPOCH_CHECKPOINT,
+    INDEX,
+    LOG,
+    PARTITION_METADATA,
+    TIME_INDEX,
+    TRANSACTION_INDEX,
+    parse_offset_file,
+)
 from penstock.log.positions import LogPosition
 from penstock.log.producers import Producers
 from penstock.log.replay import prune_snapshots, reindex_aborted, restore_producers
@@ -65,9 +73,9 @@ def load(
     epochs = epoch_files.load(directory / EPOCH_CHECKPOINT)
     if not segments.items:
         _warn_if_short(directory, start_offset, recovery_point)
-        return _start_at(
-            directory, start_offset, now_ms, Producers(producer_expiry_ms), epochs or EpochCache()
-        )
+        producers = Producers(producer_expiry_ms)
+        producers.is_complete = start_offset == recovery_point == 0
+        return _start_at(directory, start_offset, now_ms, producers, epochs or EpochCache())
     if epochs is None:
         # Of what recovery checks, it learns the epochs itself.
         known = segments.items if clean else segments.items[: segments.slot_of(recovery_point)]
@@ -84,9 +92,20 @@ def load(
     start_offset = max(start_offset, first)
     epochs.truncate_end(end_offset)
     epochs.truncate_start(start_offset)
+    # What a replica has learned since it was made cannot have expired before it is as old as that takes.
+    is_young = now_ms - _made_ms(directory) < producer_expiry_ms
+    producers.is_complete = start_offset == 0 and is_young and not config.cleanup_compact
     restore_producers(producers, directory, segments, files, start_offset, end_offset, now_ms)
     prune_snapshots(directory, segments, end_offset)
     return Loaded(segments, start_offset, end_offset, producers, epochs, is_beheaded)
+
+
+def _made_ms(directory: Path) -> int:
+    """When this replica was made; long ago where nothing tells."""
+    try:
+        return os.stat(directory / PARTITION_METADATA).st_mtime_ns // 1_000_000
+    except FileNotFoundError:
+        return 0
 
 
 def resume_indexing(segment: Segment, files: FilePool, config: LogConfig, end: int) -> int | None:
@@ -172,6 +191,7 @@ def _restart_beyond_end(
     _logger.warning(
         "log restarted at its start offset", extra={"directory": str(directory), "offset": start_offset}
     )
+    producers.is_complete = False
     for segment in reversed(segments.items):
         for path in existing_files([segment]):
             path.unlink()

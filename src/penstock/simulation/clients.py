@@ -88,8 +88,10 @@ class Producer(Client):
     def send(self, key: Key, records: int) -> bool:
         """False: too much is under way already."""
         stream = self._streams.setdefault(key, _Stream())
-        # Until a partition knows the producer it takes any sequence, so the first batch goes alone.
-        if len(stream.queue) >= (_IN_FLIGHT_MAX if stream.has_begun else 1):
+        # In its first leader epoch a partition takes any sequence of a producer it does not know, and here batches
+        # that were sent over one connection get lost one by one: so the first batch goes alone.
+        has_begun = stream.has_begun or self.cluster.leader_epoch(key) > 0
+        if len(stream.queue) >= (_IN_FLIGHT_MAX if has_begun else 1):
             return False
         values = tuple((self.id, stream.next_sequence + place) for place in range(records))
         stream.queue.append(_Outgoing(stream.next_sequence, values))

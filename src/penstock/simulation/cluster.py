@@ -113,6 +113,11 @@ class Cluster:
             else topic.partitions[key.partition].leader
         )
 
+    def leader_epoch(self, key: Key) -> int:
+        """The newest; -1 where there is no such partition."""
+        topic = self.invariants.image.topics_by_id.get(key.topic_id)
+        return -1 if topic is None else topic.partitions[key.partition].leader_epoch
+
     def partitions(self, topic: str) -> list[Key]:
         found = self.invariants.image.topics.get(topic)
         return [] if found is None else [Key(found.id, index) for index in found.partitions]

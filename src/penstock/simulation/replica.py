@@ -182,6 +182,7 @@ class Replica:
             request.sequence,
             last_delta,
             request.is_transactional,
+            0 if self.leading is None else self.leading.leader_epoch,
         )
         return None if trace is None else trace.base_offset
 

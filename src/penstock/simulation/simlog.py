@@ -202,6 +202,7 @@ class SimLog:
         self._sync_ends = [0 for _ in self._sync_ends]
         self._ghosts = (0, [])
         self._reset(offset, chain)
+        self.producers.is_complete = offset == 0
 
     def raise_start(self, offset: int) -> None:
         """Whole batches below the offset go."""
@@ -217,6 +218,7 @@ class SimLog:
             self._first_chain = self.chains[gone - 1]
             del self.batches[:gone], self.bases[:gone], self.chains[:gone]
         self.start_offset = offset
+        self.producers.is_complete = False
         self.synced_offset = max(self.synced_offset, offset)
         self.epochs.truncate_start(offset)
 

@@ -261,7 +261,7 @@ def test_nothing_is_written_through_a_closed_log(tmp_path):
 def test_the_stamp_leaves_the_rest_of_the_header_alone(tmp_path):
     log = open_log(tmp_path / "t-0")
     fill(log, 4)
-    batch = batch_of(b"v", producer=(8, 2, 11))
+    batch = batch_of(b"v", producer=(8, 2, 0))
     before = read_header(bytes(batch))
     log.append(batch, leader_epoch=3, now_ms=NOW_MS)
     assert read_batches(log, 4)[0][0] == before._replace(base_offset=4, leader_epoch=3)

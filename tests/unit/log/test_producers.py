@@ -1,5 +1,6 @@
 """Idempotence: what is accepted, what is a repeat, what is refused; and the snapshot file."""
 
+import os
 import struct
 
 import pytest
@@ -10,6 +11,7 @@ from penstock.log import snapshots
 from penstock.log.config import LogConfig
 from penstock.log.producers import PLANNED_IDS_FROM, Producers, advance_sequence
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import TRANSACTIONAL
 
 MAX = 2**31 - 1
 
@@ -51,6 +53,84 @@ def test_gaps_and_partial_repeats_are_out_of_order(log):
 def test_an_unknown_producer_is_welcome_at_any_sequence(log):
     assert append(log, b"x", producer=(1, 5, 1234)).base_offset == 0
     assert append(log, b"x", producer=(1, 5, 1235)).base_offset == 1
+
+
+# What a leader before this one took and lost
+
+
+def test_who_cannot_have_written_before_begins_at_zero(log):
+    for attributes in (0, TRANSACTIONAL):
+        refused(
+            log,
+            ErrorCode.out_of_order_sequence_number,
+            b"x",
+            producer=(1, 5, 12),
+            attributes=attributes,
+            epoch=1,
+        )
+    assert append(log, *[b"x"] * 12, producer=(1, 5, 0), epoch=1).base_offset == 0
+    assert append(log, b"x", producer=(1, 5, 12), epoch=1).base_offset == 12
+
+
+def test_a_plan_goes_on_in_the_next_topic(log):
+    assert append(log, b"x", producer=(PLANNED_IDS_FROM + 1, 0, 12), epoch=1).base_offset == 0
+
+
+def _expire(log):
+    append(log, b"y", producer=(2, 0, 0), epoch=1)
+    assert log.producers.expire(NOW_MS + 86_400_000) == 1
+
+
+def _delete_records(log):
+    append(log, b"y", epoch=1)
+    log.delete_records_before(1)
+
+
+def _retain(log):
+    append(log, b"y", epoch=1)
+    log.roll(NOW_MS)
+    log.remove_segments(log.segments[:1], NOW_MS, end_offset=log.end_offset)
+
+
+def _replicate_a_gap(log):
+    batch = batch_of(b"y")
+    struct.pack_into(">qii", batch, 0, 3, len(batch) - 12, 1)
+    log.append_replicated(batch, now_ms=NOW_MS)
+
+
+def _restart_further_on(log):
+    log.truncate_fully_and_start_at(7, NOW_MS)
+
+
+@pytest.mark.parametrize("forget", [_expire, _delete_records, _retain, _replicate_a_gap, _restart_further_on])
+def test_where_a_producer_may_have_been_forgotten_any_sequence_is_welcome(log, forget):
+    forget(log)
+    assert not append(log, b"x", producer=(1, 5, 12), epoch=1).duplicate
+
+
+def test_a_log_that_begins_again_at_its_start_knows_everybody(log):
+    _restart_further_on(log)
+    log.truncate_fully_and_start_at(0, NOW_MS)
+    refused(log, ErrorCode.out_of_order_sequence_number, b"x", producer=(1, 5, 12), epoch=1)
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "policy", "is_refused"),
+    [(1000, False, True), (86_400_000, False, False), (1000, True, False)],
+)
+def test_a_replica_that_was_restarted_knows_everybody_while_it_is_young(tmp_path, age_ms, policy, is_refused):
+    log = open_log(tmp_path / "t-0")
+    append(log, b"y", producer=(2, 0, 0), epoch=1)
+    log.close()
+    made = log.directory / "partition.metadata"
+    made.write_text("version: 0")
+    os.utime(made, ns=((NOW_MS - age_ms) * 1_000_000,) * 2)
+    log = open_log(log.directory, LogConfig(cleanup_compact=policy), clean=True)
+    assert append(log, b"y", producer=(2, 0, 1), epoch=1).base_offset == 1
+    if is_refused:
+        refused(log, ErrorCode.out_of_order_sequence_number, b"x", producer=(1, 5, 12), epoch=1)
+    else:
+        assert append(log, b"x", producer=(1, 5, 12), epoch=1).base_offset == 2
 
 
 def test_a_new_epoch_starts_at_zero_and_fences_the_old(log):
