@@ -1,7 +1,6 @@
 """Share groups in applications: jobs by handler and by plain calls, and what the group does with failures."""
 
 import asyncio
-import logging
 import threading
 import time
 from collections import Counter
@@ -391,8 +390,6 @@ def test_plain_calls_say_what_a_share_group_cannot_do(app: Penstock, topic: str,
     fill(app, topic, 1)
     with app.consumer(topic, group=group, share=True) as consumer:
         (message,) = consumer.poll(timeout="20s")
-        with pytest.raises(ApplicationError, match="cannot delay one message"):
-            consumer.nack(message, delay="5s")
         with pytest.raises(ApplicationError, match="have no positions"):
             consumer.seek(topic, 0, offset=0)
         with pytest.raises(ClientError, match="1 messages have no answer"):
@@ -418,17 +415,87 @@ def test_plain_at_most_once_nobody_else_gets_what_was_handed_out(
     assert sorted(seen) == list(range(10))
 
 
-def test_a_delay_that_a_handler_asks_for_is_the_groups(
-    app: Penstock, topic: str, group: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    fill(app, topic, 1)
+def test_a_delay_that_a_handler_asks_for_wins_over_the_groups(app: Penstock, topic: str, group: str) -> None:
+    fill(app, topic, 3)
+    moments: dict[int, list[float]] = {}
 
-    @app.subscribe(topic, group=group, share=True, retry=Backoff(base="50ms", attempts=3))
-    def work(message: Message) -> None:
+    @app.subscribe(topic, group=group, share=True, retry=Backoff(base="1h", cap="1h", attempts=3))
+    def work(job: Job, message: Message) -> None:
+        moments.setdefault(job.id, []).append(time.monotonic())
         if message.attempt == 1:
-            raise Retry("not yet", delay="1h")
+            raise Retry("not yet", delay=f"{300 * job.id}ms")
 
     figures = app.figures()[work.__qualname__]
-    with caplog.at_level(logging.WARNING), running(app, until=lambda: figures.handled == 1):
+    with running(app, until=lambda: figures.handled == 3):
         pass
-    assert "keeps no delay= of one message" in caplog.text
+    # Never sooner than it was asked for, and the group's hour is not waited for.
+    assert all(second - first >= 0.3 * number for number, (first, second) in moments.items())
+
+
+def test_plain_calls_delay_one_message(app: Penstock, topic: str, group: str) -> None:
+    fill(app, topic, 2)
+    with app.consumer(
+        topic, group=group, share=True, retry=Backoff(base="1h", cap="1h", attempts=3)
+    ) as consumer:
+        released: dict[int, float] = {}
+        again: dict[int, float] = {}
+        while len(again) < 2:
+            for message in consumer.poll(timeout="20s"):
+                number = message.payload(Job).id
+                if message.attempt == 1:
+                    released[number] = time.monotonic()
+                    consumer.nack(message, delay=0.4 * number)
+                else:
+                    again[number] = time.monotonic()
+                    consumer.ack(message)
+        fill(app, topic, 1, first=2)
+        (message,) = consumer.poll(timeout="20s")
+        with pytest.raises(ApplicationError, match="no length of time"):
+            consumer.nack(message, delay="soon")
+    assert again[1] - released[1] >= 0.4
+
+
+def test_dead_letters_of_a_share_group_say_what_the_worker_said(
+    app: Penstock, topic: str, group: str, bootstrap: str
+) -> None:
+    fill(app, topic, 3)
+
+    @app.subscribe(topic, group=group, share=True, retry=Backoff(base="50ms", attempts=2))
+    def work(job: Job) -> None:
+        if job.id == 0:
+            raise RuntimeError("no such customer")
+        if job.id == 1:
+            raise Reject("not ours")
+
+    figures = app.figures()[work.__qualname__]
+    with running(app, until=lambda: figures.handled == 1 and figures.dead == 2):
+        eventually(lambda: len(read_all(bootstrap, dead_letter_topic(topic))) == 2)
+    dead = {each.value(): each for each in read_all(bootstrap, dead_letter_topic(topic))}
+    often, rejected = dead[b'{"id":0}'], dead[b'{"id":1}']
+    assert header(often, letters.ERROR_CLASS) == "RuntimeError"
+    assert header(often, letters.MESSAGE) == "no such customer"
+    assert "raise RuntimeError" in header(often, letters.ERROR_STACK)
+    assert (header(often, letters.REASON), header(often, letters.DELIVERY_COUNT)) == ("limit", "2")
+    assert header(rejected, letters.ERROR_CLASS) == "penstock.client.Reject"
+    assert header(rejected, letters.MESSAGE) == "not ours"
+    assert header(rejected, letters.REASON) == "rejected"
+
+
+def test_plain_rejections_say_why(app: Penstock, topic: str, group: str, bootstrap: str) -> None:
+    fill(app, topic, 2)
+    with app.consumer(topic, group=group, share=True) as consumer:
+        left = 2
+        while left:
+            for message in consumer.poll(timeout="20s"):
+                left -= 1
+                if message.payload(Job).id == 0:
+                    consumer.reject(message, reason="unknown customer")
+                    continue
+                try:
+                    raise KeyError("colour")
+                except KeyError:
+                    consumer.reject(message)
+    eventually(lambda: len(read_all(bootstrap, dead_letter_topic(topic))) == 2)
+    dead = {each.value(): each for each in read_all(bootstrap, dead_letter_topic(topic))}
+    assert header(dead[b'{"id":0}'], letters.MESSAGE) == "unknown customer"
+    assert header(dead[b'{"id":1}'], letters.ERROR_CLASS) == "KeyError"

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
+from penstock.protocol.share_failures import SHARE_FAILURES
+
 PRODUCE: Final = 0
 FETCH: Final = 1
 SHARE_FETCH: Final = 78
@@ -123,9 +125,13 @@ APIS: Final = {
     )
 }
 
-#: Between nodes only, hand packed, and not on offer to clients.
+#: Our own, hand packed, and not among those that ApiVersions lists: SCHEDULE is between nodes only, SHARE_FAILURES for
+#: our client, which knows by a share group's settings that the brokers are ours.
 SCHEDULE: Final = 30_000
-PRIVATE_APIS: Final = {SCHEDULE: Api(SCHEDULE, "schedule", 0, 0, broker_only=True, node_only_from=0)}
+PRIVATE_APIS: Final = {
+    SCHEDULE: Api(SCHEDULE, "schedule", 0, 0, broker_only=True, node_only_from=0),
+    SHARE_FAILURES: Api(SHARE_FAILURES, "share_failures", 0, 0, broker_only=True),
+}
 
 #: librdkafka before 2.0 drops compression unless Produce v0 is on offer; as in Apache Kafka it is advertised
 #: and then refused.

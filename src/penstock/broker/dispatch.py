@@ -24,6 +24,7 @@ from penstock.broker.connection import Connection, Reply, Slot
 from penstock.broker.context import RequestContext
 from penstock.broker.routes import HEADER_BYTES, decode, encode, parse_header, route, skip_header_tags
 from penstock.protocol.errors import ErrorCode, MalformedFrame
+from penstock.protocol.share_failures import SHARE_FAILURES
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 #: The first version of each hand-packed request whose header is flexible.
-_HOT_FLEXIBLE_FROM = {PRODUCE: 9, FETCH: 12, SCHEDULE: 1, SHARE_FETCH: 0, SHARE_ACKNOWLEDGE: 0}
+_HOT_FLEXIBLE_FROM = {
+    PRODUCE: 9,
+    FETCH: 12,
+    SCHEDULE: 1,
+    SHARE_FAILURES: 1,
+    SHARE_FETCH: 0,
+    SHARE_ACKNOWLEDGE: 0,
+}
 _WHILE_STARTING = {key: api for key, api in APIS.items() if api.while_starting}
 
 HotHandler = Callable[[RequestContext, Connection, memoryview, int, int], Reply | Slot]

@@ -18,13 +18,16 @@ from penstock.protocol.letters import (
     ERROR_STACK,
     GROUP,
     MESSAGE,
+    MESSAGE_BYTES_MAX,
     MESSAGE_ID,
     OFFSET,
     PARTITION,
     PREFIXES,
     REASON,
+    STACK_BYTES_MAX,
     TIMESTAMP,
     TOPIC,
+    cut,
 )
 
 __all__ = [
@@ -51,9 +54,6 @@ __all__ = [
 
 Header = tuple[str, bytes | None]
 
-STACK_BYTES_MAX: Final = 8 << 10
-MESSAGE_BYTES_MAX: Final = 4 << 10
-_CUT: Final = " ..."
 _RETRY: Final = re.compile(r"(?P<topic>.+)\.retry\.(?P<level>[1-9][0-9]{0,2})", re.DOTALL)
 _DEAD: Final = ".dlq"
 _REPLAYED: Final = ".replayed"
@@ -214,14 +214,6 @@ def headers_for(
 def restored(headers: Iterable[Header] | None) -> list[Header]:
     """The record's own headers, as they were before it failed."""
     return [(name, value) for name, value in headers or () if not name.startswith(PREFIXES)]
-
-
-def cut(text: str, bytes_max: int) -> str:
-    """The beginning of it, where it is too long."""
-    data = text.encode(errors="replace")
-    if len(data) <= bytes_max:
-        return text
-    return data[: bytes_max - len(_CUT)].decode(errors="ignore") + _CUT
 
 
 # Published again

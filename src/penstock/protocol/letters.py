@@ -27,5 +27,18 @@ EDITED_FROM: Final = "penstock.dlq.edited-from"
 #: All of the above begin with one of these.
 PREFIXES: Final = ("__dlq.errors.", "penstock.dlq.")
 
+#: Longer texts about a failure are cut.
+STACK_BYTES_MAX: Final = 8 << 10
+MESSAGE_BYTES_MAX: Final = 4 << 10
+_CUT: Final = " ..."
+
 #: By which a message is known as the same one when it is published twice.
 MESSAGE_ID: Final = "message-id"
+
+
+def cut(text: str, bytes_max: int) -> str:
+    """The beginning of it, where it is too long."""
+    data = text.encode(errors="replace")
+    if len(data) <= bytes_max:
+        return text
+    return data[: bytes_max - len(_CUT)].decode(errors="ignore") + _CUT

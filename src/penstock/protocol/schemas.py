@@ -20,6 +20,8 @@ from penstock.protocol.writing import message_writer
 #: handlers read each version as it is.
 #: OffsetCommit, OffsetFetch, FindCoordinator, LeaveGroup, DeleteTopics, AddPartitionsToTxn.
 _READ_AS_SENT = frozenset({8, 9, 10, 13, 20, 24})
+#: Keys of requests that Kafka does not have.
+_OUR_OWN_FROM = 30_000
 #: Metadata of these versions can ask what one may do in the cluster; the newest cannot.
 _READ_AS_OTHER = {(3, 8): 10, (3, 9): 10, (3, 10): 10}
 
@@ -30,7 +32,8 @@ def newest_version(api_key: int) -> int:
 
 @cache
 def request_is_flexible(api_key: int, version: int) -> bool:
-    return bool(load_request_schema(api_key, version).__flexible__)
+    """Requests of our own, which have no schema, are not."""
+    return api_key < _OUR_OWN_FROM and bool(load_request_schema(api_key, version).__flexible__)
 
 
 @cache

@@ -162,6 +162,10 @@ class LedSharePartition:
         is_written = rules.acknowledge(member, batches, now_ms=monotonic_ms(), chance=random.random())
         return self._changed_by_member(is_written=is_written)
 
+    def ask_delay(self, offset: int, delivery_count: int, delay_ms: int) -> bool:
+        """False where nobody has the record from this delivery. Raises ApiError."""
+        return self.current().ask_delay(offset, delivery_count, delay_ms)
+
     def release(self, member: str, *, with_delay: bool) -> asyncio.Future[None] | None:
         if self.rules is None or self.error is not None:
             return None

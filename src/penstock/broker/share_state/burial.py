@@ -93,7 +93,7 @@ class Burial:
         allowance = self._letters.allowed(self._key, wanted)
         if allowance.left == 0:
             return True
-        letters = self._new_letters(topic)
+        letters = self._new_letters(view, topic)
         try:
             plan = await self._planned(view, topic, name, head(view.pending, allowance.left), letters)
             if plan is not None:
@@ -130,7 +130,7 @@ class Burial:
         stored = await self._active.submit(lambda shard, token: shard.plan_burial(key, plan, token))
         return plan if stored else None
 
-    def _new_letters(self, topic: TopicState) -> Letters:
+    def _new_letters(self, view: BurialView, topic: TopicState) -> Letters:
         config = effective_group_settings(self._node, self._key.group)
         return Letters(
             self._key,
@@ -138,10 +138,11 @@ class Burial:
             now_ms=self._node.now_ms(),
             copies_record=config.dead_letter_copies_record,
             bytes_max=_PLAN_BYTES_MAX,
+            errors=view.errors,
         )
 
     async def _repeat(self, view: BurialView, plan: Plan, topic: TopicState) -> None:
-        letters, owed = self._new_letters(topic), fates(view.pending, plan.offsets)
+        letters, owed = self._new_letters(view, topic), fates(view.pending, plan.offsets)
         left = fated(view.pending, plan.offsets)
         while left:
             collect = partial(letters.repeat, owed)
@@ -196,7 +197,7 @@ class Burial:
         self, view: BurialView, plan: Plan, topic: TopicState, error: ApiError
     ) -> None:
         ((offset, fate),) = fates(view.pending, plan.offsets)
-        letters = self._new_letters(topic)
+        letters = self._new_letters(view, topic)
         name = f"{topic.name}-{self._key.partition}-{offset}".encode()
         letters.add_without(offset, fate, f"refused: {error.code.name}", name)
         try:

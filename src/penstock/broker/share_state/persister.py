@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import struct
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,7 @@ from uuid import UUID
 from penstock.groups.share_state.values import (
     Answer,
     Delete,
+    Explain,
     Initialize,
     Key,
     Question,
@@ -28,7 +30,14 @@ from penstock.groups.share_state.values import (
     Totals,
     Write,
 )
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
+from penstock.protocol.share_failures import (
+    SHARE_FAILURES,
+    ShareFailures,
+    WorkerFailure,
+    pack_share_failures,
+    read_answer,
+)
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -38,6 +47,9 @@ if TYPE_CHECKING:
 PATIENCE_S: Final = 15.0
 _REST_S: Final = 0.02
 _REST_MAX_S: Final = 0.5
+_HEADER: Final = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
+_NO_CLIENT_ID: Final = -1
+_CORRELATION_BYTES: Final = 4
 #: The coordinator's own wait for its replicas, and the way there and back.
 _ANSWER_MARGIN_S: Final = 1.0
 _PASSING: Final = frozenset(
@@ -105,6 +117,12 @@ class Persister:
         await self._ask(
             Write(key, state_epoch, leader_epoch, start_offset, delivery_complete_count, batches, totals)
         )
+
+    async def explain(
+        self, group: str, topic_id: UUID, partition: int, failures: Sequence[WorkerFailure]
+    ) -> None:
+        """Keep what records died of until they are buried."""
+        await self._ask(Explain(Key(group, topic_id, partition), tuple(failures)))
 
     async def delete(self, group: str, topic_id: UUID, partition: int, *, state_epoch: int) -> None:
         """FENCED_STATE_EPOCH: it was begun anew since. POLICY_VIOLATION: the group is at-most-once."""
@@ -189,6 +207,8 @@ class Persister:
         from penstock.broker.peers import PeerUnreachable
         from penstock.broker.share_state.wire import FORMS, answers_of, request_of
 
+        if isinstance(questions[0], Explain):
+            return [await self._explain_there(leader, one) for one in questions if isinstance(one, Explain)]
         form = FORMS[type(questions[0])]
         try:
             response = await self._node.peers.call(
@@ -204,6 +224,17 @@ class Persister:
         if len(answers) != len(questions):
             return [Answer(ErrorCode.unknown_server_error, "some are missing")] * len(questions)
         return answers
+
+    async def _explain_there(self, leader: int, question: Explain) -> Answer:
+        from penstock.broker.peers import PeerUnreachable
+
+        said = ShareFailures(*question.key, question.failures, for_coordinator=True)
+        frame = _HEADER.pack(SHARE_FAILURES, 0, 0, _NO_CLIENT_ID) + pack_share_failures(said)
+        try:
+            reply = await self._node.peers.raw(leader, frame, timeout_s=self._answer_s, purpose="share-state")
+            return Answer(read_answer(reply, _CORRELATION_BYTES))
+        except (PeerUnreachable, TimeoutError, MalformedFrame) as error:
+            return Answer(ErrorCode.network_exception, str(error))
 
 
 def _give(waiting: list[Waiting], answers: Sequence[Answer]) -> None:

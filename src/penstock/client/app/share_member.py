@@ -9,6 +9,7 @@ from typing import Any, Final
 from penstock.client.app.committing import CommitLost, CommitRefused
 from penstock.client.app.figures import Figures
 from penstock.client.app.settings import ApplicationError, Settings
+from penstock.client.app.share_failures import FailureReports, Told
 from penstock.client.errors import ClientError
 
 __all__ = ["ACCEPT", "REJECT", "RELEASE", "MemberLost", "ShareMember"]
@@ -25,8 +26,12 @@ class MemberLost(ClientError):
 class ShareMember:
     """Figures count answers that were not kept as `late`; messages with such an answer may come again."""
 
-    def __init__(self, settings: Settings, topics: Sequence[str], figures: Figures) -> None:
+    def __init__(
+        self, settings: Settings, topics: Sequence[str], figures: Figures, reports: FailureReports | None
+    ) -> None:
+        """`reports` where brokers take delays and errors of single messages."""
         self._figures = figures
+        self._reports = reports
         self._consumer = _consumer(settings)
         self._consumer.subscribe(list(topics))
         self._consumer.set_acknowledgement_commit_callback(self._told)
@@ -35,6 +40,7 @@ class ShareMember:
         """Whole batches, as soon as there is something. All that was taken before has an answer. Raises ClientError."""
         from confluent_kafka import KafkaException
 
+        self._report()
         try:
             taken = list(self._consumer.poll(timeout_s))
         except KafkaException as error:
@@ -48,19 +54,27 @@ class ShareMember:
                 _LOG.warning("%s[%s]@%s: %s", raw.topic(), raw.partition(), raw.offset(), raw.error().str())
         return good
 
-    def answer(self, raw: Any, outcome: int) -> None:
-        """Sent with the next `take`, `send` or `settle`."""
+    def answer(self, raw: Any, outcome: int, told: Told | None = None) -> None:
+        """Sent with the next `take`, `send` or `settle`, and what is to be told of a failure before it."""
         from confluent_kafka import AcknowledgeType, IllegalStateException
 
         try:
             self._consumer.acknowledge(raw, AcknowledgeType(outcome))
         except IllegalStateException:
             self._figures.add("late")
+            return
+        if told is not None and self._reports is not None:
+            self._reports.add(raw, told)
+
+    def _report(self) -> None:
+        if self._reports is not None:
+            self._reports.send()
 
     def send(self) -> None:
         """Without waiting for whether it is kept."""
         from confluent_kafka import KafkaException
 
+        self._report()
         try:
             self._consumer.commit_async()
         except KafkaException as error:
@@ -70,6 +84,7 @@ class ShareMember:
         """Partitions of which answers were not kept, and why. Raises CommitLost where nobody knows of any."""
         from confluent_kafka import KafkaException
 
+        self._report()
         try:
             told = self._consumer.commit_sync(timeout_s)
         except KafkaException as error:
@@ -90,10 +105,13 @@ class ShareMember:
         """Sends what was answered; what has no answer is for others, at once."""
         from confluent_kafka import KafkaException
 
+        self._report()
         try:
             self._consumer.close()
         except KafkaException as error:
             _LOG.warning("%s", _sentence(error))
+        if self._reports is not None:
+            self._reports.close()
 
 
 def _consumer(settings: Settings) -> Any:

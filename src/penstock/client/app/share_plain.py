@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,13 +16,15 @@ from penstock.client.app.places import place_of
 from penstock.client.app.plain import length_s
 from penstock.client.app.resources import Resources
 from penstock.client.app.settings import ApplicationError, share_settings
+from penstock.client.app.share_failures import FailureReports, Told, delay_of, told_of
 from penstock.client.app.share_member import ACCEPT, REJECT, RELEASE, ShareMember
-from penstock.client.app.share_settings import agree
+from penstock.client.app.share_settings import ShareGroup, agree
 from penstock.client.app.subscription import Subscription
 from penstock.client.durations import Duration
 from penstock.client.errors import ClientError
+from penstock.protocol.share_failures import WorkerError
 
-__all__ = ["SharedPolling", "accepted_first"]
+__all__ = ["SharedPolling", "accepted_first", "reports_of"]
 
 _SETTLE_S: Final = 30.0
 
@@ -53,7 +56,9 @@ class SharedPolling:
         settings = share_settings(
             resources.bootstrap, resources.name, resources.settings, group=sub.group, taken_max=taken_max
         )
-        self._joined = ShareMember(settings, sub.topics, self.figures)
+        self._joined = ShareMember(
+            settings, sub.topics, self.figures, reports_of(sub, self._group, resources)
+        )
 
     @property
     def _member(self) -> ShareMember:
@@ -121,29 +126,36 @@ class SharedPolling:
             self.figures.handled += 1
 
     def nack(self, message: Message, delay: Duration | None = None, reason: str = "") -> None:
-        """It comes again after the group's delay, which is the same for all: see `retry`."""
+        """It comes again after `delay`, or after the group's own, which `retry=` sets.
+
+        The last time it becomes a dead letter, with `reason`.
+        """
         if self._accepts_first:
             raise ApplicationError("at-most-once tries nothing again: leave nack out")
-        if delay is not None:
+        if delay is not None and not self._group.takes_failures:
             raise ApplicationError(
-                "a share group cannot delay one message: its delay is a setting of the group, which retry= sets. "
-                "Leave delay= out, or publish the message again for later and ack it"
+                "these brokers cannot delay one message: leave delay= out, or publish the message again for later and "
+                "ack it"
             )
         attempt = message.attempt
-        if self._answer(message, RELEASE):
-            if attempt < self._group.deliveries_max:
+        is_last = attempt >= self._group.deliveries_max
+        told = _told(reason) if is_last else None
+        if delay is not None and not is_last:
+            told = Told(delay_ms=delay_of(delay))
+        if self._answer(message, RELEASE, told):
+            if not is_last:
                 self.figures.retried += 1
             else:
                 self.figures.dead += 1
 
     def reject(self, message: Message, reason: str = "") -> None:
-        """To the dead letters, by the broker; the protocol carries no reason."""
+        """To the dead letters, by the broker, with the reason."""
         if self._accepts_first:
             raise ApplicationError("at-most-once gives nothing back: leave reject out")
-        if self._answer(message, REJECT):
+        if self._answer(message, REJECT, _told(reason)):
             self.figures.dead += 1
 
-    def _answer(self, message: Message, outcome: int) -> bool:
+    def _answer(self, message: Message, outcome: int, told: Told | None = None) -> bool:
         """Whether it was still to be answered for."""
         self._check_open()
         raw = raw_of(message)
@@ -152,7 +164,7 @@ class SharedPolling:
         if self._handed_out.pop(id(raw), None) is None:
             self.figures.late += 1
             return False
-        self._member.answer(raw, outcome)
+        self._member.answer(raw, outcome, told)
         now_s = time.monotonic()
         if now_s - self._sent_s >= self._sub.commit_every_s:
             self._sent_s = now_s
@@ -194,6 +206,20 @@ class SharedPolling:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def reports_of(sub: Subscription, group: ShareGroup, resources: Resources) -> FailureReports | None:
+    return FailureReports(resources.cluster, sub.group) if group.takes_failures else None
+
+
+def _told(reason: str) -> Told | None:
+    """The error that is being handled, if there is one; else the reason alone."""
+    error = sys.exception()
+    if error is None:
+        return Told(error=WorkerError("", reason, "")) if reason else None
+    told = told_of(error)
+    assert told.error is not None
+    return told._replace(error=told.error._replace(message=reason)) if reason else told
 
 
 def accepted_first(member: ShareMember, taken: Sequence[Any], figures: Figures) -> list[Any]:

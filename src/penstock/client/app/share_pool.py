@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
+from penstock.client.app.share_failures import Told
 from penstock.client.app.share_member import RELEASE
 
 __all__ = ["Job", "Pool", "TaskPool", "ThreadPool"]
@@ -18,7 +19,7 @@ _CLOSE_S: Final = 30.0
 class Job:
     """A message, until when it is ours, and who wants to hear what became of it."""
 
-    __slots__ = ("deadline_s", "is_begun", "is_withdrawn", "raw", "report")
+    __slots__ = ("deadline_s", "is_begun", "is_withdrawn", "raw", "report", "told")
 
     def __init__(self, raw: Any, deadline_s: float, report: Callable[[tuple[Job, int]], None]) -> None:
         self.raw = raw
@@ -26,6 +27,8 @@ class Job:
         self.report = report
         self.is_begun = False
         self.is_withdrawn = False
+        #: What brokers are to be told of its failure.
+        self.told: Told | None = None
 
 
 class Pool(Protocol):

@@ -45,6 +45,8 @@ class ShareGroup:
     deliveries_max: int
     #: Whether brokers hand out at most once by themselves.
     is_at_most_once: bool
+    #: Whether brokers take delays and errors of single messages.
+    takes_failures: bool
 
 
 def wanted(subscription: Subscription) -> dict[str, str]:
@@ -92,6 +94,7 @@ def agree(subscription: Subscription, resources: Resources) -> ShareGroup:
         lock_s=int(known.get(LOCK) or _LOCK_MS) / 1000,
         deliveries_max=int(known.get(LIMIT) or _DELIVERIES_MAX),
         is_at_most_once=known.get(DELIVERY) == Delivery.AT_MOST_ONCE,
+        takes_failures=DELIVERY in known,
     )
 
 

@@ -23,8 +23,9 @@ from penstock.client.app.letterbox import Letterbox
 from penstock.client.app.replies import replying, replying_async
 from penstock.client.app.resources import Resources, now_ms
 from penstock.client.app.settings import ApplicationError, Settings, share_settings
+from penstock.client.app.share_failures import FailureReports
 from penstock.client.app.share_member import MemberLost, ShareMember
-from penstock.client.app.share_plain import accepted_first
+from penstock.client.app.share_plain import accepted_first, reports_of
 from penstock.client.app.share_pool import Job, Pool, TaskPool, ThreadPool
 from penstock.client.app.share_settings import ShareGroup, agree
 from penstock.client.app.share_verdicts import Verdicts, judging, judging_async
@@ -57,14 +58,22 @@ class Sharing(Consumption):
         partitions = resources.letter_topics(sub)
         group = agree(sub, resources)
         letterbox = _letterbox(sub, resources, partitions, self.figures)
-        pool = _pool(
-            sub, resources, Verdicts(self.figures, group.deliveries_max, letterbox, tries_again=_retries(sub))
+        verdicts = Verdicts(
+            self.figures,
+            group.deliveries_max,
+            letterbox,
+            tries_again=_retries(sub),
+            tells=group.takes_failures,
         )
+        pool = _pool(sub, resources, verdicts)
         halt = threading.Event()
         settings = share_settings(
             resources.bootstrap, resources.name, resources.settings, group=sub.group, taken_max=sub.taken_max
         )
-        servers = [_Server(sub, group, pool, settings, self.figures, halt) for _ in range(sub.concurrency)]
+        servers = [
+            _Server(sub, group, pool, settings, self.figures, halt, reports_of(sub, group, resources))
+            for _ in range(sub.concurrency)
+        ]
         try:
             for server in servers:
                 server.start()
@@ -99,6 +108,7 @@ class _Server(threading.Thread):
         settings: Settings,
         figures: Any,
         halt: threading.Event,
+        reports: FailureReports | None,
     ) -> None:
         super().__init__(name=f"penstock-{subscription.group}-member", daemon=True)
         self._sub = subscription
@@ -107,6 +117,7 @@ class _Server(threading.Thread):
         self._settings = settings
         self._figures = figures
         self._halt = halt
+        self._reports = reports
         self._chance = Random()
         self._at_most_once = not _retries(subscription)
         self._accepts_first = self._at_most_once and not group.is_at_most_once
@@ -114,7 +125,7 @@ class _Server(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._serve(ShareMember(self._settings, self._sub.topics, self._figures))
+            self._serve(ShareMember(self._settings, self._sub.topics, self._figures, self._reports))
         except Exception as error:
             self.error = error
 
@@ -164,7 +175,7 @@ class _Server(threading.Thread):
             else:
                 left.remove(job)
                 if not self._accepts_first:
-                    member.answer(job.raw, outcome)
+                    member.answer(job.raw, outcome, job.told)
                     is_unsent = True
             now_s = time.monotonic()
             if is_unsent and now_s - sent_s >= self._sub.commit_every_s:

@@ -16,6 +16,8 @@ from penstock.groups.share_partition.states import (
     ACKNOWLEDGED,
     ACQUIRED,
     ARCHIVED,
+    AVAILABLE,
+    DELAYED,
     HANDED,
     QUEUED,
     REJECTED,
@@ -35,6 +37,7 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 _NOTHING_SAID: Final = 0xFF
 _IS_SAID: Final = bytes(YES if said <= RENEW else 0 for said in range(256))
+_NOT: Final = bytes(0 if said else YES for said in range(256))
 _IS_HELD: Final = mask_table(ACQUIRED, HANDED)
 _RENEWALS: Final = re.compile(b"[\\x%02x]+" % RENEW)
 #: At most once: final already, and it only counts whether the member has got it.
@@ -163,7 +166,37 @@ def _answer_release(core: Core, row: _Row, after: Bytes, policy: Policy, now_ms:
         core.count_given_up(code, count)
     if policy.backoff is not None:
         _rest(core, row, released, policy.backoff, now_ms, chance)
+    if core.delays_asked:
+        after = _rest_as_asked(core, row, both(released, limited.translate(_NOT)), after, now_ms)
     return after
+
+
+def ask_delay(core: Core, offset: int, delivery_count: int, delay_ms: int) -> bool:
+    """For when the record is released from this delivery. False where nobody has it from this delivery."""
+    window = core.window
+    low, high = window.clip(offset, offset + 1)
+    if low == high or window.states[low] != ACQUIRED or window.counts[low] != min(delivery_count, 255):
+        return False
+    if len(core.delays_asked) > len(window):
+        # Those that were asked for deliveries that have ended in another way.
+        core.delays_asked = {at: asked for at, asked in core.delays_asked.items() if at >= window.start}
+    core.delays_asked[offset] = window.counts[low], delay_ms
+    return True
+
+
+def _rest_as_asked(core: Core, row: _Row, released: bytes, after: Bytes, now_ms: int) -> Bytes:
+    window, base = core.window, core.window.start + row.low
+    states = bytearray(after)
+    for offset in [offset for offset in core.delays_asked if 0 <= offset - base < len(states)]:
+        place = offset - base
+        delivery_count, delay_ms = core.delays_asked[offset]
+        if released[place] and window.counts[row.low + place] == delivery_count:
+            states[place] = (DELAYED if delay_ms else AVAILABLE) | QUEUED
+            window.set_time(row.low + place, row.low + place + 1, now_ms + delay_ms)
+            core.delays_kept.add(offset)
+        if row.said[place] not in (_NOTHING_SAID, RENEW):
+            del core.delays_asked[offset]
+    return states
 
 
 def _rest(core: Core, row: _Row, released: bytes, backoff: Backoff, now_ms: int, chance: float) -> None:

@@ -27,6 +27,8 @@ Timer = tuple[int, int, int]
 class Core:
     __slots__ = (
         "counters",
+        "delays_asked",
+        "delays_kept",
         "deleted_upto",
         "launched",
         "launched_totals",
@@ -51,6 +53,10 @@ class Core:
         #: Beside the state that they are about: what is stored of one is stored of the other.
         self.totals = self.launched_totals = self.stored_totals = totals
         self.owes_totals = False  # somebody waits for them to be stored
+        #: By offset: how long a record rests if it is released from its delivery of this number.
+        self.delays_asked: dict[int, tuple[int, int]] = {}
+        #: Offsets that rest for a time of their own; some may rest no more.
+        self.delays_kept: set[int] = set()
 
     def add_totals(self, *, handed_out: int = 0, confirmed: int = 0) -> None:
         before = self.totals

@@ -24,6 +24,7 @@ from penstock.groups.share_partition.states import (
     ACQUIRED,
     AVAILABLE,
     BUSY,
+    DELAYED,
     HANDED,
     IN_HANDS,
     WAITING,
@@ -100,7 +101,19 @@ class SharePartition:
     @property
     def is_idle(self) -> bool:
         """Nothing would be lost if it were forgotten and loaded again."""
-        return not self.has_writes and BUSY.search(self._core.window.states) is None
+        if self.has_writes or BUSY.search(self._core.window.states) is not None:
+            return False
+        # A group's delay begins again when it is loaded; a record's own would be lost.
+        return not self._rests_as_asked()
+
+    def _rests_as_asked(self) -> bool:
+        core, window = self._core, self._core.window
+        core.delays_kept = {
+            offset
+            for offset in core.delays_kept
+            if window.start <= offset < window.end and window.states[offset - window.start] == DELAYED
+        }
+        return bool(core.delays_kept)
 
     # -- what is done to it --------------------------------------------------------------------------
 
@@ -116,6 +129,13 @@ class SharePartition:
         return acknowledging.acknowledge(
             self._core, member, batches, self.policy, now_ms=now_ms, chance=chance
         )
+
+    def ask_delay(self, offset: int, delivery_count: int, delay_ms: int) -> bool:
+        """How long a record rests if it is released from this delivery, whatever the group's settings say.
+
+        False where nobody has it from this delivery. Not stored, as no delay is: another leader takes the group's.
+        """
+        return acknowledging.ask_delay(self._core, offset, delivery_count, delay_ms)
 
     def release(self, member: str, *, now_ms: int, chance: float, with_delay: bool) -> bool:
         """A member has gone, and what it holds is free again. Returns whether something has to be written."""

@@ -6,15 +6,20 @@ that is not settled carries it out again: the producer's sequence makes the repe
 there is no other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from penstock.groups.share_state import records
 from penstock.groups.share_state.ranges import Range, around, merge_into, size, subtract, tidy
 from penstock.groups.share_state.records import Burials, Pair, Plan, Producer, Settled, encode_key
 from penstock.groups.share_state.values import Key
+from penstock.protocol.share_failures import WorkerError, WorkerFailure
 
 _SEQUENCE_MAX: Final = (1 << 31) - 1
+#: Errors kept for one share partition, and their length in all: they are written again as one record.
+_ERRORS_MAX: Final = 500
+_ERRORS_SIZE_MAX: Final = 128 << 10
 
 KeyValue = tuple[bytes, bytes | None]
 
@@ -27,12 +32,14 @@ class BurialView(NamedTuple):
     pending_count: int
     plan: Plan | None
     producer: Producer | None
+    #: What records died of, by their offsets: the number of the delivery, and the error.
+    errors: Mapping[int, tuple[int, WorkerError]] = MappingProxyType({})
 
 
 class PartitionBurials:
     """Changed by replay only."""
 
-    __slots__ = ("buried", "lost", "pending", "pending_count", "plan", "producer")
+    __slots__ = ("buried", "errors", "lost", "pending", "pending_count", "plan", "producer")
 
     def __init__(self) -> None:
         self.pending: list[Range] = []
@@ -41,6 +48,8 @@ class PartitionBurials:
         self.producer: Producer | None = None
         self.buried = 0
         self.lost = 0
+        #: Of records that are pending, and of those that may soon be: whoever says so may lose them first.
+        self.errors: dict[int, tuple[int, WorkerError]] = {}
 
     def __repr__(self) -> str:
         return f"<PartitionBurials {self.pending_count} pending, {self.buried} buried, plan {self.plan}>"
@@ -52,7 +61,7 @@ class PartitionBurials:
         else:
             low, high = around(self.pending, self.plan.resolved)
             shown = self.pending[low:high]
-        return BurialView(key, tuple(shown), self.pending_count, self.plan, self.producer)
+        return BurialView(key, tuple(shown), self.pending_count, self.plan, self.producer, dict(self.errors))
 
     def refuses(self, plan: Plan) -> bool:
         """Whether a plan does not fit what is known: it was made for a state that has changed since."""
@@ -67,6 +76,18 @@ class PartitionBurials:
         self.plan = None
         self.pending = []
         self.pending_count = 0
+        self.errors = {}
+
+    def explain(self, failures: Sequence[WorkerFailure]) -> None:
+        """Those that were said first go first, where there are too many."""
+        for failure in failures:
+            if failure.error is not None:
+                self.errors.pop(failure.offset, None)
+                self.errors[failure.offset] = failure.delivery_count, failure.error
+        size = sum(sum(map(len, error)) for _, error in self.errors.values())
+        while len(self.errors) > _ERRORS_MAX or size > _ERRORS_SIZE_MAX:
+            first = next(iter(self.errors))
+            size -= sum(map(len, self.errors.pop(first)[1]))
 
     def add(self, entries: Sequence[Range]) -> None:
         entries = tidy(entries)
@@ -84,6 +105,11 @@ class PartitionBurials:
             resolved = self.plan.resolved
         if resolved:
             self._forget(resolved)  # among perhaps very many others
+            if self.errors:
+                upto = resolved[-1][1]
+                gone = [at for at in self.errors if at <= upto and any(a <= at <= b for a, b in resolved)]
+                for offset in gone:
+                    del self.errors[offset]
         if self.plan is not None and resolved and not settled.lost:
             self.buried += size(self.plan.offsets)
         self.lost += settled.lost
@@ -116,6 +142,12 @@ class PartitionBurials:
         stored: list[KeyValue] = [(encode_key(records.BURIALS, key), records.encode_burials(counts))]
         if self.pending:
             stored.append((encode_key(records.PENDING, key), records.encode_pending(self.pending)))
+        if self.errors:
+            failures = [
+                WorkerFailure(offset, delivery_count, error=error)
+                for offset, (delivery_count, error) in self.errors.items()
+            ]
+            stored.append((encode_key(records.ERRORS, key), records.encode_errors(key, failures)))
         if self.plan is not None:
             stored.append((encode_key(records.PLAN, key), records.encode_plan(self.plan)))
         return stored

@@ -3,8 +3,9 @@
 Key, value and own headers of a record are copied as the bytes that they are: nobody looks into them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from types import MappingProxyType
 from typing import Final
 
 from penstock.groups.share_state.copies import Copy, Unreadable
@@ -14,6 +15,8 @@ from penstock.protocol import varint
 from penstock.protocol.compression import Codec, compress
 from penstock.protocol.letters import (
     DELIVERY_COUNT,
+    ERROR_CLASS,
+    ERROR_STACK,
     GROUP,
     MESSAGE,
     OFFSET,
@@ -24,6 +27,7 @@ from penstock.protocol.letters import (
     WITHOUT_RECORD,
 )
 from penstock.protocol.records import BatchHeader, pack_batch
+from penstock.protocol.share_failures import WorkerError
 
 GONE: Final = "gone from the source"
 UNREADABLE: Final = "cannot be read"
@@ -60,7 +64,18 @@ def _header(name: str, value: str) -> bytes:
 class Letters:
     """The dead letters of one plan, encoded as they come, in the order of their offsets."""
 
-    def __init__(self, key: Key, topic: str, *, now_ms: int, copies_record: bool, bytes_max: int) -> None:
+    def __init__(
+        self,
+        key: Key,
+        topic: str,
+        *,
+        now_ms: int,
+        copies_record: bool,
+        bytes_max: int,
+        errors: Mapping[int, tuple[int, WorkerError]] = MappingProxyType({}),
+    ) -> None:
+        """`errors` are what workers said, by offset, each of one delivery."""
+        self._errors = errors
         self._now_ms = now_ms
         self._copies_record = copies_record
         self._bytes_max = bytes_max
@@ -108,30 +123,30 @@ class Letters:
             return
         self.codec = copy.codec or self.codec
         time = b"%d" % copy.timestamp_ms
-        headers = (self._upto_reason(copy.offset, copy.fate), _header_key(TIMESTAMP), _sized(time))
+        told, count = self._upto_reason(copy.offset, copy.fate)
+        headers = (told, _header_key(TIMESTAMP), _sized(time))
         if self._copies_record:
             self._put(
                 copy.offset,
                 copy.key_and_value,
-                _varint(copy.headers_count + _HEADERS),
+                _varint(copy.headers_count + count),
                 copy.headers,
                 *headers,
             )
         else:
-            self._put(copy.offset, _NULL + _NULL, _varint(_HEADERS), *headers)
+            self._put(copy.offset, _NULL + _NULL, _varint(count), *headers)
 
     def add_without(self, offset: int, fate: tuple[int, int], why: str, name: bytes | None = None) -> None:
         """Of a record that cannot be brought along; `name` is a key for those topics that need one."""
         key_and_value = (_NULL if name is None else _sized(name)) + _NULL
-        self._put(
-            offset,
-            key_and_value,
-            _varint(_HEADERS),
-            self._upto_reason(offset, fate),
-            _header(WITHOUT_RECORD, why),
-        )
+        told, count = self._upto_reason(offset, fate)
+        self._put(offset, key_and_value, _varint(count), told, _header(WITHOUT_RECORD, why))
 
-    def _upto_reason(self, offset: int, fate: tuple[int, int]) -> bytes:
+    def _upto_reason(self, offset: int, fate: tuple[int, int]) -> tuple[bytes, int]:
+        """With how many headers there are in all."""
+        delivery_count, error = self._errors.get(offset, (-1, None))
+        if error is not None and delivery_count == fate[1]:
+            return self._before_offset + _sized(b"%d" % offset) + self._of_worker(fate, error), _HEADERS + 2
         told = self._fates.get(fate)
         if told is None:
             reason, explanation = _REASONS[fate[0]]
@@ -141,7 +156,18 @@ class Letters:
                 + _header(MESSAGE, explanation)
                 + _header(REASON, reason)
             )
-        return self._before_offset + _sized(b"%d" % offset) + told
+        return self._before_offset + _sized(b"%d" % offset) + told, _HEADERS
+
+    def _of_worker(self, fate: tuple[int, int], error: WorkerError) -> bytes:
+        reason, _ = _REASONS[fate[0]]
+        return (
+            _header(GROUP, self._group)
+            + _header(DELIVERY_COUNT, str(fate[1]))
+            + _header(MESSAGE, error.message)
+            + _header(ERROR_CLASS, error.name)
+            + _header(ERROR_STACK, error.stack)
+            + _header(REASON, reason)
+        )
 
     def _put(self, offset: int, *parts: bytes) -> None:
         body = b"".join((_RECORD_HEAD, _varint(self.count), *parts))

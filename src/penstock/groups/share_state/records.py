@@ -14,6 +14,12 @@ from penstock.groups.share_state.ranges import Range
 from penstock.groups.share_state.values import UNSET, Key, Totals
 from penstock.protocol.bounds import read_uvarint
 from penstock.protocol.produce import encode_uvarint
+from penstock.protocol.share_failures import (
+    ShareFailures,
+    WorkerFailure,
+    pack_share_failures,
+    read_share_failures,
+)
 
 SNAPSHOT: Final = 0
 UPDATE: Final = 1
@@ -27,6 +33,8 @@ SETTLED: Final = 102
 BURIALS: Final = 103
 #: How many records were handed out and confirmed so far, and how many have expired.
 TOTALS: Final = 104
+#: What workers say that records died of.
+ERRORS: Final = 105
 
 _VERSION: Final = 0
 _KEY_HEAD = struct.Struct(">hh")
@@ -238,6 +246,16 @@ def decode_burials(value: bytes) -> Burials:
     _, buried, lost, producer_id, epoch, sequence, topic_id, partition, has_producer = fields
     target = Target(UUID(bytes=topic_id), partition)
     return Burials(buried, lost, Producer(producer_id, epoch, sequence, target) if has_producer else None)
+
+
+def encode_errors(key: Key, failures: Sequence[WorkerFailure]) -> bytes:
+    said = ShareFailures(key.group, key.topic_id, key.partition, failures, for_coordinator=True)
+    return _INT16.pack(_VERSION) + pack_share_failures(said)
+
+
+def decode_errors(value: bytes) -> Sequence[WorkerFailure]:
+    _check_version(value)
+    return read_share_failures(memoryview(value), _INT16.size).failures
 
 
 def encode_totals(totals: Totals) -> bytes:

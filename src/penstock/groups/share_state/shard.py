@@ -25,6 +25,7 @@ from penstock.groups.share_state.values import (
     UNSET,
     Answer,
     Delete,
+    Explain,
     Initialize,
     Key,
     Question,
@@ -92,7 +93,7 @@ class ShareStateShard:
             self._replay_update(name, key, value)
         elif kind == records.SNAPSHOT:
             self._replay_snapshot(name, key, value)
-        elif records.PENDING <= kind <= records.BURIALS:
+        elif records.PENDING <= kind <= records.BURIALS or kind == records.ERRORS:
             self._replay_burials(kind, name, key, value)
         elif kind == records.TOTALS:
             self._replay_totals(name, key, value)
@@ -148,6 +149,8 @@ class ShareStateShard:
                 burials.begin(records.decode_plan(value))
             case records.SETTLED:
                 burials.settle(records.decode_settled(value))
+            case records.ERRORS:
+                burials.explain(records.decode_errors(value))
             case _:
                 burials.install(records.decode_burials(value))
 
@@ -197,6 +200,8 @@ class ShareStateShard:
                     answers.append(self._delete(question, stored))
                 case Summary():
                     answers.append(self._summary(question))
+                case Explain():
+                    answers.append(self._explain(question, stored))
         to_bury = [key[_KIND_BYTES:] for key, _ in stored if key[:_KIND_BYTES] == _PENDING_KIND]
         return self._work(stored, ((token, tuple(answers)),), to_bury)
 
@@ -318,6 +323,13 @@ class ShareStateShard:
         burials = self._burials.get(name)
         if burials is not None and not burials.pending:
             stored.append((_BURIALS_KIND + name, None))
+
+    def _explain(self, question: Explain, stored: list[KeyValue]) -> Answer:
+        name = _name(question.key)
+        if name not in self._states:
+            return _INVALID_WRITE
+        stored.append((_ERRORS_KIND + name, records.encode_errors(question.key, question.failures)))
+        return _DONE
 
     def _summary(self, question: Summary) -> Answer:
         state = self._states.get(_name(question.key))
@@ -471,7 +483,16 @@ def _name(key: Key) -> bytes:
 
 
 _ANY = Key("", UUID(int=0), 0)
-_SNAPSHOT_KIND, _UPDATE_KIND, _PENDING_KIND, _PLAN_KIND, _SETTLED_KIND, _BURIALS_KIND, _TOTALS_KIND = (
+(
+    _SNAPSHOT_KIND,
+    _UPDATE_KIND,
+    _PENDING_KIND,
+    _PLAN_KIND,
+    _SETTLED_KIND,
+    _BURIALS_KIND,
+    _TOTALS_KIND,
+    _ERRORS_KIND,
+) = (
     encode_key(kind, _ANY)[:_KIND_BYTES]
     for kind in (
         records.SNAPSHOT,
@@ -481,6 +502,7 @@ _SNAPSHOT_KIND, _UPDATE_KIND, _PENDING_KIND, _PLAN_KIND, _SETTLED_KIND, _BURIALS
         records.SETTLED,
         records.BURIALS,
         records.TOTALS,
+        records.ERRORS,
     )
 )
 

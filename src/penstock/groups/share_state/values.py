@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.share_failures import WorkerFailure
 
 #: Delivery states as they are stored.
 AVAILABLE: Final = 0
@@ -123,7 +124,14 @@ class Summary(NamedTuple):
     leader_epoch: int
 
 
-Question = Initialize | Read | Write | Delete | Summary
+class Explain(NamedTuple):
+    """What workers say records died of that they are about to give up. The same may come again."""
+
+    key: Key
+    failures: tuple[WorkerFailure, ...]
+
+
+Question = Initialize | Read | Write | Delete | Summary | Explain
 
 
 class Answer(NamedTuple):

@@ -30,6 +30,7 @@ from penstock.groups.share_state.values import (
     Write,
 )
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.share_failures import WorkerError, WorkerFailure
 
 OTHER_TOPIC = UUID(int=99)
 
@@ -177,6 +178,10 @@ async def test_any_node_reaches_the_coordinator_and_the_next_one(
         sent.clear()
         await _write(node, keys, offset=round_)
         assert len(sent) <= 2, "one request for each of the two coordinators"
+        failures = [
+            WorkerFailure(100 + round_, 1, error=WorkerError("KeyError", f"said by node {round_}", ""))
+        ]
+        await asyncio.gather(*(node.share_state.persister.explain(*key, failures) for key in keys))
     victim = trio.leader("__share_group_state", 0)
     assert victim is not None
     await trio.kill(victim.node_id)
@@ -185,6 +190,14 @@ async def test_any_node_reaches_the_coordinator_and_the_next_one(
         for key in keys:
             state = await node.share_state.persister.read(*key, 1)
             assert state.batches == ((0, 2, 2, 1), (5, 5, 2, 1))
+    # What every node has said is known to who coordinates now.
+    known: list[list[int]] = []
+    for node in trio.nodes.values():
+        told = await node.share_state.read_all(
+            lambda shard: [list(b.errors) for b in shard._burials.values()]
+        )
+        known += [offsets for shard in told for offsets in shard]
+    assert known == [[100, 101, 102]] * 4
     await trio.stop()
 
 

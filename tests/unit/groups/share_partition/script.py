@@ -122,6 +122,14 @@ class Script:
         is_written = self.rules.acknowledge(member, batches, now_ms=self.now_ms, chance=0)
         yield "waits for a write" if is_written else "done"
 
+    def do_ask(self, offset: str, delivery_count: str, delay_ms: str) -> Iterator[str]:
+        """OFFSET DELIVERY MS: how long the record is to rest if it is released."""
+        is_held = self.rules.ask_delay(int(offset), int(delivery_count), int(delay_ms))
+        yield "noted" if is_held else "nobody has it from this delivery"
+
+    def do_idle(self) -> Iterator[str]:
+        yield "idle" if self.rules.is_idle else "busy"
+
     def do_gone(self, member: str) -> Iterator[str]:
         is_written = self.rules.release(member, now_ms=self.now_ms, chance=0, with_delay=False)
         yield "waits for a write" if is_written else "done"

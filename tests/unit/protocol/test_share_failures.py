@@ -1,0 +1,56 @@
+"""What a worker says of its failures, on the wire: all of it arrives, and what is no such request is refused."""
+
+import contextlib
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.protocol.errors import MalformedFrame
+from penstock.protocol.share_failures import (
+    ShareFailures,
+    WorkerError,
+    WorkerFailure,
+    pack_share_failures,
+    read_share_failures,
+)
+
+_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
+_failure = st.builds(
+    WorkerFailure,
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**15 - 1),
+    st.integers(-1, 2**31 - 1),
+    st.none() | st.builds(WorkerError, _text, _text, _text),
+)
+_asked = st.builds(
+    ShareFailures, _text, st.uuids(), st.integers(0, 2**31 - 1), st.lists(_failure, max_size=4), st.booleans()
+)
+
+
+@given(_asked)
+def test_it_arrives_as_it_was_sent(asked: ShareFailures) -> None:
+    assert read_share_failures(memoryview(b"head" + pack_share_failures(asked)), 4) == asked
+
+
+@given(_asked, st.data())
+def test_what_is_cut_short_is_refused(asked: ShareFailures, data: st.DataObject) -> None:
+    whole = pack_share_failures(asked)
+    size = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(MalformedFrame):
+        read_share_failures(memoryview(whole[:size]))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(noise: bytes) -> None:
+    with contextlib.suppress(MalformedFrame):
+        read_share_failures(memoryview(noise))
+
+
+def test_long_texts_are_cut() -> None:
+    error = WorkerError("É" * 5_000, "m" * 50_000, "s" * 50_000)
+    asked = ShareFailures("g", UUID(int=1), 0, [WorkerFailure(1, 1, error=error)])
+    (failure,) = read_share_failures(memoryview(pack_share_failures(asked))).failures
+    assert failure.error is not None
+    assert [len(text.encode()) for text in failure.error] == [512, 4_096, 8_192]
