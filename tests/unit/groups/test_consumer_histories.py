@@ -184,5 +184,20 @@ def test_a_member_that_missed_a_revocation_keeps_what_it_may_still_take() -> Non
     history.teardown()
 
 
+def test_a_fenced_classic_member_does_not_come_back_with_what_it_owned() -> None:
+    """Its session has ended, which it has not heard of, when it joins again because its topics have changed."""
+    history = Histories()
+    history.begin(t=0, u=1, assignor=("uniform",), interval_ms=0)
+    history.old_one_comes(("t", "u"), 1, cooperative=True, lost="")
+    history.all_go_on()
+    history.time_passes(1)
+    history.all_go_on()
+    history.time_passes(40_000)
+    history.comes(("u",), 1, "")
+    history.topic_changes("t", 3)
+    history.all_go_on()
+    history.teardown()
+
+
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

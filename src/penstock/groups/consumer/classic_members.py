@@ -47,7 +47,7 @@ def join(group: GroupState, request: JoinRequest, token: Token, step: Step, *, n
             downgrade(state, step).join(request, token, step, new_member_id=new_member_id)
             return
         draft = Draft(group, step)
-        member = _joining(draft, request, member_id)
+        member = _joining(draft, request, member_id, embedded)
     except ApiError as error:
         step.reply(token, JoinReply(error=error.code, member_id=member_id))
         return
@@ -83,11 +83,15 @@ def _supports(group: GroupState, request: JoinRequest) -> bool:
     return bool(names)
 
 
-def _joining(draft: Draft, request: JoinRequest, member_id: str) -> Member:
+def _joining(draft: Draft, request: JoinRequest, member_id: str, embedded: EmbeddedSubscription) -> Member:
     """Raises ApiError."""
     instance_id = request.instance_id
     if instance_id is None:
-        return draft.state.members.get(member_id) or Member(member_id)
+        known = draft.state.members.get(member_id)
+        if known is None and embedded.owned:
+            # It was fenced and does not know it yet: others may own these partitions, so it must abandon them first.
+            raise ApiError(ErrorCode.unknown_member_id)
+        return known or Member(member_id)
     if request.member_id != NO_MEMBER_ID:
         return known_member(draft.state, member_id, instance_id)
     old = draft.state.static_member(instance_id)
