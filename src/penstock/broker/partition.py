@@ -545,6 +545,13 @@ class Partition:
             self.give_up(finish)
             raise
 
+    @property
+    def is_settled(self) -> bool:
+        """`settled` would return at once."""
+        if self.leading is None:
+            return self.is_leader and self.high.offset >= self.log.end.offset
+        return self.leading.rules.has_reached_epoch_start
+
     async def settled(self) -> None:
         """What is read of the high watermark after this is no older than what was committed before.
 
