@@ -1,12 +1,18 @@
-"""Fetches for every partition that this node follows: one task per leader, one bound on what is moved here."""
+"""Fetches for every partition that this node follows: one task per leader, and bounds on what may be fetched.
+
+`penstock.reassignment.bytes.per.second` bounds what is moved here, whatever its topic says. Apache Kafka's
+`follower.replication.throttled.rate` bounds what the topics' follower.replication.throttled.replicas name. Neither
+holds back a replica that is in sync, because its leader's producers would wait for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.broker.bandwidth import Bandwidth, throttled_rate
 from penstock.broker.following import Following
 from penstock.broker.leader_fetcher import LeaderFetcher
 from penstock.broker.replica_session import Key
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.replication")
 
 _LIMIT: Final = "penstock.reassignment.bytes.per.second"
+_THROTTLED_RATE: Final = "follower.replication.throttled.rate"
 
 
 class ReplicaLag(NamedTuple):
@@ -31,39 +38,6 @@ class ReplicaLag(NamedTuple):
     records: int
 
 
-class Bandwidth:
-    """A bucket that fills at a bounded rate and holds a second's worth; what was taken too much is waited off."""
-
-    __slots__ = ("_bytes_per_second", "_clock", "_left", "_limit", "_then")
-
-    def __init__(self, limit: Callable[[], int], clock: Callable[[], float]) -> None:
-        self._limit = limit
-        self._clock = clock
-        self._bytes_per_second = -1
-        self._left = 0.0
-        self._then = clock()
-
-    @property
-    def is_limited(self) -> bool:
-        limit = self._limit()
-        if limit != self._bytes_per_second:
-            self._bytes_per_second = limit
-            self._left = float(max(limit, 0))
-            self._then = self._clock()
-        return limit >= 0
-
-    def left(self) -> tuple[int, float]:
-        """Bytes that may be fetched now, and seconds until there are some."""
-        now, rate = self._clock(), self._bytes_per_second
-        self._left = min(float(rate), self._left + (now - self._then) * rate)
-        self._then = now
-        # A rate of nothing stops moving altogether, until an operator allows more.
-        return int(self._left), 1.0 if rate <= 0 else min(1.0, max(0.01, (1 - self._left) / rate))
-
-    def take(self, size: int) -> None:
-        self._left -= size
-
-
 class Fetchers:
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -73,7 +47,9 @@ class Fetchers:
         self.bytes_moved = 0
         self.truncations = 0
         self.records_lost = 0
-        self.bandwidth = Bandwidth(self._limit, asyncio.get_running_loop().time)
+        clock = asyncio.get_running_loop().time
+        self.bandwidth = Bandwidth(self._limit, clock)
+        self.throttle = Bandwidth(throttled_rate(node.dynamic, _THROTTLED_RATE), clock)
         self._leaders: dict[int, LeaderFetcher] = {}
         self._followings: dict[Key, Following] = {}
         self._limit_read: tuple[ClusterImage, int] | None = None
@@ -144,10 +120,27 @@ class Fetchers:
 
     def count(self, following: Following, size: int) -> None:
         self.bytes_fetched += size
-        if size and following.partition.is_being_moved_here:
+        if not size:
+            return
+        if following.partition.is_being_moved_here:
             self.bytes_moved += size
             if following.is_catching_up:
                 self.bandwidth.take(size)
+        if following.is_throttled:
+            self.throttle.take(size)
+
+    @property
+    def is_limited(self) -> bool:
+        return self.bandwidth.is_limited or self.throttle.is_limited
+
+    def limits(self, followings: Sequence[Following]) -> list[tuple[Bandwidth, list[Following]]]:
+        """The bounds that are set, each with those that it holds back."""
+        limits = []
+        if self.bandwidth.is_limited and (moving := [f for f in followings if f.is_catching_up]):
+            limits.append((self.bandwidth, moving))
+        if self.throttle.is_limited and (throttled := [f for f in followings if f.is_throttled]):
+            limits.append((self.throttle, throttled))
+        return limits
 
     def rearranged(self, following: Following) -> None:
         self.truncations += 1

@@ -119,6 +119,12 @@ class Following:
         """Being moved here, and not there yet: only then may it be slowed, or it would slow its leader down."""
         return self.partition.is_being_moved_here and self.lag_records != 0
 
+    @property
+    def is_throttled(self) -> bool:
+        """Named by the topic's follower.replication.throttled.replicas, and neither in sync nor caught up."""
+        partition = self.partition
+        return partition.is_follower_throttled and not partition.is_in_sync and self.lag_records != 0
+
     def position(self) -> FetchPosition:
         return self.rules.position(self._log)
 

@@ -288,18 +288,19 @@ class LeaderFetcher:
     # -- bandwidth -----------------------------------------------------------------------------------
 
     def _share_bandwidth(self) -> dict[Key, int]:
-        """How much partitions that are being moved here may fetch; where nothing is left they rest."""
-        bandwidth = self._fetchers.bandwidth
-        if not bandwidth.is_limited:
-            return {}
-        moving = [f for key, f in self.followings.items() if f.is_catching_up and key in self._session]
-        if not moving:
-            return {}
-        left, wait_seconds = bandwidth.left()
-        if left <= 0:
-            for following in moving:
-                self._rest(following.key, wait_seconds)
-            return {}
-        for following in moving:
-            self._session.ask(following)
-        return dict.fromkeys((f.key for f in moving), min(self._partition_bytes_max, left // len(moving) + 1))
+        """How much partitions that are held back may fetch; where nothing is left they rest."""
+        bytes_max: dict[Key, int] = {}
+        asked = (following for key, following in self.followings.items() if key in self._session)
+        for bandwidth, slowed in self._fetchers.limits(list(asked) if self._fetchers.is_limited else ()):
+            left, wait_seconds = bandwidth.left()
+            for following in slowed:
+                if left <= 0:
+                    self._rest(following.key, wait_seconds)
+                    continue
+                share = min(self._partition_bytes_max, left // len(slowed) + 1)
+                bytes_max[following.key] = min(share, bytes_max.get(following.key, share))
+        for key in [key for key in bytes_max if key in self._resting]:
+            del bytes_max[key]
+        for key in bytes_max:
+            self._session.ask(self.followings[key])
+        return bytes_max

@@ -47,6 +47,7 @@ from penstock.protocol.compression import Codec
 from penstock.raft.core import HistoryLost
 
 if TYPE_CHECKING:
+    from penstock.broker.bandwidth import Bandwidth
     from penstock.broker.connection import Connection
     from penstock.broker.context import RequestContext
     from penstock.broker.dispatch import Dispatcher
@@ -369,6 +370,14 @@ class Node:
         from penstock.broker.fetchers import Fetchers
 
         return Fetchers(self)
+
+    @cached_property
+    def leader_throttle(self) -> Bandwidth:
+        """Of what this node sends, as a leader, to followers that are not in sync."""
+        from penstock.broker.bandwidth import Bandwidth, throttled_rate
+
+        rate = throttled_rate(self.dynamic, "leader.replication.throttled.rate")
+        return Bandwidth(rate, asyncio.get_running_loop().time)
 
     @cached_property
     def group_configs(self) -> GroupConfigs:

@@ -78,8 +78,11 @@ class Partition:
         "index",
         "is_being_moved_here",
         "is_compacted",
+        "is_follower_throttled",
+        "is_in_sync",
         "is_internal",
         "is_leader",
+        "is_leader_throttled",
         "is_scheduled",
         "isr_needed",
         "isr_size",
@@ -120,7 +123,9 @@ class Partition:
         self.index = index
         self.is_internal = is_internal(topic)
         self.role = Role.OFFLINE
-        self.is_leader = self.is_being_moved_here = False
+        self.is_leader = self.is_being_moved_here = self.is_in_sync = False
+        #: Whether replication of this partition counts towards the rates of a throttle, as leader and as follower.
+        self.is_leader_throttled = self.is_follower_throttled = False
         self.leader_id, self.leader_epoch = NO_LEADER, -1
         self.epoch_start_offset = log.end_offset
         self.replicas: tuple[int, ...] = ()
@@ -293,6 +298,7 @@ class Partition:
         self._isr_floor = isr_floor(state)
         self.isr_needed = effective_isr_min(self.min_insync_replicas, state)
         self.is_being_moved_here = local_id in state.adding_replicas
+        self.is_in_sync = local_id in state.isr
 
     def in_sync_changed(self, before: frozenset[int], after: frozenset[int]) -> None:
         """The controller has made it so, and the rules know."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
 from penstock.broker.flusher import end_process
@@ -20,6 +20,7 @@ from penstock.cluster.image import ClusterImage
 from penstock.cluster.names import CLUSTER_METADATA
 from penstock.cluster.records import NO_LEADER
 from penstock.cluster.state import PartitionState, ResourceType, TopicState
+from penstock.cluster.topic_settings import FOLLOWER_THROTTLED, LEADER_THROTTLED
 from penstock.log.recovery import CorruptLog
 from penstock.log.store import Wanted
 from penstock.protocol.errors import ApiError
@@ -207,6 +208,7 @@ class PartitionTable:
                 report.failed[name, index] = CorruptLog(f"what was before offset {log.start_offset} has gone")
                 continue
             partition = self._adopt(topic, index, log, _min_insync_replicas(settings[name]))
+            self._throttle(partition, settings[name])
             self.lost.forget((name, index))
             state = topic.partitions[index]
             if (name, index) in report.short and has_peers(state):
@@ -375,7 +377,15 @@ class PartitionTable:
             for partition in partitions.values():
                 partition.log.configure(config)
                 partition.set_min_insync_replicas(_min_insync_replicas(settings))
+                self._throttle(partition, settings)
                 partition.configured()
+
+    def _throttle(self, partition: Partition, settings: dict[str, Effective]) -> None:
+        names = ("*", f"{partition.index}:{self._node.node_id}")
+        partition.is_leader_throttled, partition.is_follower_throttled = (
+            any(name in cast(tuple[str, ...], settings[setting].value) for name in names)
+            for setting in (LEADER_THROTTLED, FOLLOWER_THROTTLED)
+        )
 
 
 def _name(key: Key) -> str:

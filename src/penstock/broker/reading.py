@@ -74,6 +74,8 @@ class Reads:
         partitions = ctx.node.partitions
         self._partitions_of = partitions.by_raw_id if self._by_id else partitions.by_raw_name
         self._listener = ctx.listener
+        #: Of what was read, what counts towards leader.replication.throttled.rate.
+        self.throttled_bytes = 0
         self.from_disk: dict[Place, Stretch | ApiError] = {}
         self.hints: LeaderHints | None = None
 
@@ -127,6 +129,8 @@ class Reads:
             stable = partition.last_stable_offset
         if self._replica_id > NO_REPLICA:
             upto = partition.log.end
+            if partition.is_leader_throttled and self._is_behind(partition):
+                return self._read_throttled(key, wanted, partition, bytes_left, is_first, stable)
         records: BytesLike = b""
         next_offset = -1
         aborted: tuple[Aborted, ...] | None = () if self.is_read_committed else None
@@ -173,6 +177,25 @@ class Reads:
         )
 
     # -- followers -----------------------------------------------------------------------------------
+
+    def _is_behind(self, partition: Partition) -> bool:
+        return partition.leading is not None and self._replica_id not in partition.leading.rules.isr
+
+    def _read_throttled(
+        self, key: Key, wanted: Wanted, partition: Partition, bytes_left: int, is_first: bool, stable: int
+    ) -> Read:
+        """For a follower that is not in sync: no more than leader.replication.throttled.rate leaves."""
+        throttle, upto = self._node.leader_throttle, partition.log.end
+        records: BytesLike = b""
+        next_offset = -1
+        left = throttle.left()[0] - self.throttled_bytes if throttle.is_limited else bytes_left
+        if wanted.offset < upto.offset and left > 0 and (bytes_left > 0 or is_first):
+            place = (key, wanted.offset, partition.leader_epoch)
+            size = min(wanted.max_bytes, bytes_left, left)
+            records, next_offset = self._records(place, partition, size, upto, is_first)
+            self.throttled_bytes += len(records)
+        high, start = partition.high.offset, partition.log.start_offset
+        return Read(PartitionData(key[1], _OK, high, stable, start, records), next_offset, upto.offset)
 
     def _check_replica(self, partition: Partition, wanted: Wanted) -> None:
         """Raises ApiError for a broker that is no replica here, or for one from before its restart."""

@@ -400,6 +400,29 @@ _CLUSTER = (
         "Bytes per second that this node fetches for replicas that are being moved to it; -1 is no bound.",
         -1,
     ),
+    _dynamic(
+        "leader.replication.throttled.rate",
+        _LONG,
+        LONG_MAX,
+        "Bytes per second that this node sends to followers that are not in sync, of the replicas named by "
+        "leader.replication.throttled.replicas of their topics.",
+        0,
+    ),
+    _dynamic(
+        "follower.replication.throttled.rate",
+        _LONG,
+        LONG_MAX,
+        "Bytes per second that this node fetches while it is not in sync, for the replicas named by "
+        "follower.replication.throttled.replicas of their topics.",
+        0,
+    ),
+    _dynamic(
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+        _LONG,
+        LONG_MAX,
+        "Accepted for compatibility; a node has one data folder, between which nothing is moved.",
+        0,
+    ),
     _node("auto.leader.rebalance.enable", _BOOLEAN, True, "Give leadership back to the preferred replicas."),
     _node("leader.imbalance.check.interval.seconds", _LONG, 300, "How often that is looked at.", 1),
     _node(

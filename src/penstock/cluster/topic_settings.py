@@ -12,6 +12,8 @@ _LONG_MAX = (1 << 63) - 1
 _WEEK_MS = 7 * 24 * 3_600_000
 _MINUTES, _HOURS = 60_000, 3_600_000
 
+LEADER_THROTTLED: Final = "leader.replication.throttled.replicas"
+FOLLOWER_THROTTLED: Final = "follower.replication.throttled.replicas"
 _THROTTLED = re.compile(r"\d+:\d+")
 
 
@@ -30,8 +32,8 @@ def _gzip_level_flaw(value: Value) -> str | None:
 
 _CHECKS = {
     "compression.gzip.level": _gzip_level_flaw,
-    "leader.replication.throttled.replicas": _throttled_replicas_flaw,
-    "follower.replication.throttled.replicas": _throttled_replicas_flaw,
+    LEADER_THROTTLED: _throttled_replicas_flaw,
+    FOLLOWER_THROTTLED: _throttled_replicas_flaw,
 }
 
 #: In the order they are looked at; the first that is set counts.
@@ -197,9 +199,19 @@ _DURABILITY = (
     _topic("penstock.flush.interval.ms", _LONG, 1000, "How often, where penstock.flush=interval.", 1),
     _topic("flush.messages", _LONG, _LONG_MAX, "Records after which the log is synced in any case.", 1),
     _topic("flush.ms", _LONG, _LONG_MAX, "Time after which the log is synced in any case.", 0),
-    _topic("leader.replication.throttled.replicas", _LIST, (), "Replicas whose leader side is throttled."),
     _topic(
-        "follower.replication.throttled.replicas", _LIST, (), "Replicas whose follower side is throttled."
+        LEADER_THROTTLED,
+        _LIST,
+        (),
+        "Leaders that send within leader.replication.throttled.rate to followers that are not in sync: "
+        "[partition]:[broker], comma separated, or * for all.",
+    ),
+    _topic(
+        FOLLOWER_THROTTLED,
+        _LIST,
+        (),
+        "Followers that fetch within follower.replication.throttled.rate while they are not in sync: "
+        "[partition]:[broker], comma separated, or * for all.",
     ),
 )
 

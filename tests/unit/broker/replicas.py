@@ -17,6 +17,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 from tests.unit.broker.raw_client import turn_until, until
 
+from penstock.broker.bandwidth import Bandwidth
 from penstock.broker.context import RequestContext
 from penstock.broker.dynamic_settings import DynamicSettings
 from penstock.broker.fetch_sessions import FetchSessions
@@ -116,6 +117,8 @@ class Broker:
         self.fetch_sessions = FetchSessions(1000, iter(range(1, 10_000)).__next__)
         self.fetch_bytes_max = 1 << 30
         self.fetchers: Any = Fetchers()
+        self.leader_rate, self.throttle_clock_s = -1, 0.0
+        self.leader_throttle = Bandwidth(lambda: self.leader_rate, lambda: self.throttle_clock_s)
         self.lifecycle = self.channel = self.controller = Controller()
         self.isr = IsrChanges(self)  # type: ignore[arg-type]
         self.server = SimpleNamespace(

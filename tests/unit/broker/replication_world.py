@@ -49,6 +49,7 @@ class FollowerPartition:
         self.topic, self.topic_id, self.index = "orders", topic_id, index
         self.leader_id, self.leader_epoch = 1, 1
         self.is_retired = self.is_being_moved_here = False
+        self.is_follower_throttled = self.is_in_sync = False
         self.syncs_on_ack = flush == "ack"
         self.bytes_replicated = 0
         self.high = LogPosition(0, 0, 0)
@@ -95,6 +96,8 @@ class Follower:
         self.lifecycle = SimpleNamespace(broker_epoch=42)
         self.housekeeping = SimpleNamespace(truncated=self._truncated)
         self.settings = SimpleNamespace(integer=SETTINGS.__getitem__, values={}, origins={}, node_id=2)
+        self.rates = {"follower.replication.throttled.rate": (1 << 63) - 1}
+        self.dynamic = SimpleNamespace(integer=self.rates.__getitem__)
         self.peers = SimpleNamespace(fetch=self._fetch)
         self.leaders: dict[int, Leader] = {}
         self.heard_of_truncation: list[Any] = []

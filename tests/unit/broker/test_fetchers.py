@@ -11,7 +11,8 @@ from tests.unit.broker.replication_world import NOW_MS, Follower, FollowerPartit
 from tests.unit.log.helpers import read_batches
 from tests.waiting import eventually_async
 
-from penstock.broker.fetchers import Bandwidth, Fetchers
+from penstock.broker.bandwidth import Bandwidth
+from penstock.broker.fetchers import Fetchers
 from penstock.cluster.state import ResourceType
 from penstock.log.log import Log
 from penstock.protocol.errors import ErrorCode
@@ -324,6 +325,24 @@ async def test_only_what_is_being_moved_here_is_held_back(
     leader.write(b"c", index=1)
     await has(moving, leader)
     assert fetchers.bytes_moved == leader.log(0).size_bytes
+
+
+async def test_a_throttle_holds_back_what_it_names_until_it_is_in_sync(
+    fetchers: Fetchers, follower: Follower, leader: Leader
+) -> None:
+    follower.rates["follower.replication.throttled.rate"] = 0
+    throttled, in_sync, free = (follower.partition(index) for index in range(3))
+    throttled.is_follower_throttled = in_sync.is_follower_throttled = in_sync.is_in_sync = True
+    for index, partition in enumerate((throttled, in_sync, free)):
+        leader.write(b"a", index=index)
+        fetchers.follow(partition)
+    await has(in_sync, leader)
+    await has(free, leader)
+    assert throttled.log.end_offset == 0
+    follower.rates["follower.replication.throttled.rate"] = 1 << 20
+    fetchers.brokers_changed([1])
+    await has(throttled, leader)
+    assert fetchers.bytes_moved == 0, "none of them is being moved"
 
 
 async def test_the_limit_is_read_from_the_image(fetchers: Fetchers, follower: Follower) -> None:

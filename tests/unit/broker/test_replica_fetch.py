@@ -195,3 +195,41 @@ async def test_a_session_that_ends_lets_go_of_its_partitions(broker: Broker) -> 
         assert len(waiters) == 1
         broker.fetch({0: 0}, replica=replica, session=(session, -1))
         assert not waiters
+
+
+async def test_a_throttled_leader_sends_within_its_rate_to_who_is_not_in_sync(broker: Broker) -> None:
+    await broker.create(isr=(ME, OTHER))
+    partition = broker.partition()
+    for _ in range(10):
+        broker.produce(acks=1)
+    batch_bytes = partition.log.size_bytes // 10
+
+    def sent(replica: int, offset: int = 0) -> int:
+        answer = broker.fetch({0: offset}, replica=replica).fetched[0]
+        assert answer.error_code is ErrorCode.none
+        return len(answer.records)
+
+    broker.leader_rate = 0
+    assert sent(PEER) == 10 * batch_bytes, "only what a topic names is throttled"
+    partition.is_leader_throttled = True
+    assert sent(PEER) == 0
+    assert sent(OTHER) == 10 * batch_bytes, "it is in sync"
+    broker.leader_rate = 3 * batch_bytes
+    assert sent(PEER) == 3 * batch_bytes
+    assert sent(PEER, 3) == 0
+    for _ in range(4):
+        broker.throttle_clock_s += 0.5
+        assert sent(PEER, 3) <= 2 * batch_bytes, "what half a second brings, and the rest of a batch"
+    broker.leader_rate = -1
+    assert sent(PEER, 3) == 7 * batch_bytes
+
+
+async def test_a_throttled_follower_is_given_the_rest_when_there_is_room_again(broker: Broker) -> None:
+    await broker.create(isr=(ME,))
+    partition = broker.partition()
+    broker.produce(acks=1)
+    partition.is_leader_throttled, broker.leader_rate = True, 0
+    session = _session(broker, {0: 0})
+    assert not broker.fetch(replica=PEER, session=(session, 1)).fetched
+    broker.leader_rate = 1_000_000
+    assert broker.fetch(replica=PEER, session=(session, 2)).fetched[0].records

@@ -143,6 +143,7 @@ class _Fetch:
         answers: list[_Answer] = []
         total = 0
         is_final = False
+        self._reads.throttled_bytes = 0
         for key, wanted in self._to_look_at():
             read = self._reads.read(key, wanted, budget - total, is_first=total == 0)
             is_final = is_final or read.is_final
@@ -193,6 +194,8 @@ class _Fetch:
                 self._count(wanted, len(read.data.records), read.next_offset - wanted.offset)
             if session is not None:
                 self._remember_told(key, wanted, read)
+        if self._reads.throttled_bytes:
+            self._node.leader_throttle.take(self._reads.throttled_bytes)
         hints = self._reads.hints
         return encode_fetch_response(
             self._ctx.version,
