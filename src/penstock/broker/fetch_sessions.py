@@ -65,6 +65,12 @@ class Wanted:
         self.counted_epoch = -1  # the leader epoch in which this counts as a follower's position
         self.is_uncounted = True
 
+    def ask_again(self, asked: FetchPartition) -> None:
+        """Within a session. Who repeats a position may not have seen the last answer, and is told all of it again."""
+        if asked.offset == self.offset:
+            self.high_watermark = self.last_stable_offset = self.log_start_offset = -1
+        self.ask(asked)
+
     def attach(self, partition: Partition) -> None:
         """Hear of its news from now on."""
         self.detach()
@@ -140,7 +146,7 @@ class Session:
                 if known is None:
                     known = self.wanted[key] = Wanted(key, asked, self)
                 else:
-                    known.ask(asked)
+                    known.ask_again(asked)
                 self.dirty[key] = known
         for name, indexes in request.forgotten:
             for index in indexes:

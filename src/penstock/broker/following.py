@@ -120,6 +120,11 @@ class Following:
         return self.partition.is_being_moved_here and self.lag_records != 0
 
     @property
+    def is_behind_in_commits(self) -> bool:
+        """There are records here of which it is not known that they are committed."""
+        return self.partition.high.offset < self.partition.log.end_offset
+
+    @property
     def is_throttled(self) -> bool:
         """Named by the topic's follower.replication.throttled.replicas, and neither in sync nor caught up."""
         partition = self.partition

@@ -181,8 +181,16 @@ class LeaderFetcher:
             poll.cancel()
         if poll.cancelled():
             self._session.given_up()
+            self._ask_again()
             return None
         return parse_fetch_response(poll.result())
+
+    def _ask_again(self) -> None:
+        """The answer that was given up may have told of a high watermark, and would not tell of it twice."""
+        for key in list(self._session.asked):
+            following = self.followings.get(key)
+            if following is not None and following.is_behind_in_commits:
+                self._session.ask(following)
 
     async def _take(self, answer: FetchedAnswer) -> None:
         syncing: dict[asyncio.Task[Outcome], Following] = {}

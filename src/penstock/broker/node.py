@@ -35,6 +35,7 @@ from penstock.broker.quorum.election_file import DamagedElection
 from penstock.broker.quorum.snapshots import DamagedSnapshot
 from penstock.broker.server import Server
 from penstock.broker.settings import Settings
+from penstock.broker.settings_table import REPLICA_SELECTORS
 from penstock.cluster.delta import ImageDelta
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.names import SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
@@ -133,6 +134,7 @@ class Node:
             partial(random.randint, 1, 2**31 - 1),
         )
         self.fetch_bytes_max = settings.integer("fetch.max.bytes")
+        self.selects_replicas = REPLICA_SELECTORS.get(str(settings["replica.selector.class"]), False)
         self.producer_ids = ProducerIds(self)
         self.quorum = Quorum(self)
         self.metadata = MetadataLog(self, self._follow, self.partitions.remove_leftovers)

@@ -38,7 +38,7 @@ logger = logging.getLogger("penstock.replication")
 
 #: More than any reader waits for.
 _WAKE_ALL: Final = 1 << 62
-#: The place of a follower's high watermark: nobody reads there.
+#: The place of a follower's high watermark, until a consumer reads up to it.
 _SOMEWHERE: Final = -1
 _NOWHERE: Final = LogPosition(-1, _SOMEWHERE, _SOMEWHERE)
 
@@ -312,6 +312,17 @@ class Partition:
         """Raises ApiError: this node does not lead, or not in the epoch that was asked for."""
         if not self.is_leader:
             raise ApiError(ErrorCode.not_leader_or_follower)
+        self._check_epoch(leader_epoch)
+
+    def check_readable(self, leader_epoch: int) -> None:
+        """For a consumer, which a follower may serve too. Raises ApiError as `check_leader` does."""
+        if self.role is Role.OFFLINE:
+            raise ApiError(ErrorCode.not_leader_or_follower)
+        self._check_epoch(leader_epoch)
+        if not self.is_leader:
+            self.place_high()
+
+    def _check_epoch(self, leader_epoch: int) -> None:
         if leader_epoch >= 0 and leader_epoch != self.leader_epoch:
             is_old = leader_epoch < self.leader_epoch
             raise ApiError(ErrorCode.fenced_leader_epoch if is_old else ErrorCode.unknown_leader_epoch)
@@ -321,8 +332,27 @@ class Partition:
     def follower_high_watermark(self, offset: int) -> None:
         """What the leader says is committed, as far as it is durable here. For a follower only."""
         if self.role is Role.FOLLOWER and offset > self.high.offset:
-            self.high = self._bounded(offset)
+            before, self.high = self.high, self._bounded(offset)
             self.log.producers.transactions.settle(self.high.offset)
+            if self._fetch_waiters:
+                self._tell_followers_readers(before)
+
+    def _tell_followers_readers(self, before: LogPosition) -> None:
+        """Consumers that wait here, at a follower, for the high watermark to move."""
+        try:
+            self.place_high()
+        except ApiError:
+            self._wake_readers()  # the read finds out what is wrong
+            return
+        is_known = _SOMEWHERE != before.segment_base == self.high.segment_base
+        size = self.high.position - before.position if is_known else _WAKE_ALL
+        for waiter in tuple(self._fetch_waiters):
+            waiter.bytes_arrived(size)
+
+    def place_high(self) -> None:
+        """Find where in the files a follower's high watermark is, for who reads up to it. Raises ApiError."""
+        if self.high.segment_base == _SOMEWHERE:
+            self.high = self._placed()
 
     def truncated(self) -> None:
         """The log was cut back, or begun anew further on."""

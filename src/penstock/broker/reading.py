@@ -1,5 +1,8 @@
 """Reading one partition for a Fetch: by a consumer, below the high watermark, or by a follower, to the end of the log.
 
+With `replica.selector.class` a leader sends a consumer to a follower in its rack, which serves it up to its own high
+watermark (KIP-392).
+
 A follower's good fetch says what it has, and counts towards the high watermark; one from another history, from
 outside the log or under another leader epoch counts for nothing.
 """
@@ -14,7 +17,7 @@ from penstock.broker.fetch_sessions import NO_REPLICA, Key, Wanted
 from penstock.broker.topology import LeaderHints, absence, topic_of
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.fetch import TOPIC_IDS_FROM, FetchRequest, PartitionData
+from penstock.protocol.fetch import RACKS_FROM, TOPIC_IDS_FROM, FetchRequest, PartitionData
 
 if TYPE_CHECKING:
     from penstock.broker.context import RequestContext
@@ -53,12 +56,13 @@ class Read(NamedTuple):
 
     @property
     def is_settled(self) -> bool:
-        """No error and one history: what is told now holds until there is news."""
-        return self.data.error == _OK and self.data.diverging_epoch is None
+        """No error, one history and the right replica: what is told now holds until there is news."""
+        data = self.data
+        return data.error == _OK and data.diverging_epoch is None and data.preferred_read_replica < 0
 
     @property
     def is_final(self) -> bool:
-        """An error, another history, or more than could be read in one piece: waiting would change nothing."""
+        """Not settled, or more than could be read in one piece: waiting would change nothing."""
         return not self.is_settled or (self.next_offset < self.upto and len(self.data.records) > 0)
 
 
@@ -71,6 +75,11 @@ class Reads:
         self._heard_ms = heard_ms
         self.is_read_committed = request.isolation_level == _READ_COMMITTED
         self._by_id = ctx.version >= TOPIC_IDS_FROM
+        #: Whether a follower may answer, and the rack that the consumer wants to read in (KIP-392).
+        self._reads_followers = (
+            ctx.node.selects_replicas and request.replica_id == NO_REPLICA and ctx.version >= RACKS_FROM
+        )
+        self._rack = request.rack.decode(errors="replace") if self._reads_followers else ""
         partitions = ctx.node.partitions
         self._partitions_of = partitions.by_raw_id if self._by_id else partitions.by_raw_name
         self._listener = ctx.listener
@@ -104,7 +113,10 @@ class Reads:
         if wanted.partition is not partition:
             wanted.attach(partition)
         if not partition.is_leader or -1 < wanted.leader_epoch != partition.leader_epoch:
-            partition.check_leader(wanted.leader_epoch)
+            if self._reads_followers:
+                partition.check_readable(wanted.leader_epoch)
+            else:
+                partition.check_leader(wanted.leader_epoch)
         if self._replica_id > NO_REPLICA:
             self._check_replica(partition, wanted)
         log = partition.log
@@ -115,6 +127,13 @@ class Reads:
             raise ApiError(ErrorCode.offset_out_of_range)
         if self._replica_id > NO_REPLICA:
             self._count(partition, wanted)
+        elif self._rack and partition.leading is not None:
+            preferred = self._preferred_replica(partition, wanted.offset)
+            if preferred > NO_REPLICA:
+                high, stable = partition.high.offset, partition.last_stable_offset
+                aborted = () if self.is_read_committed else None
+                data = PartitionData(key[1], _OK, high, stable, log.start_offset, aborted=aborted)
+                return Read(data._replace(preferred_read_replica=preferred))
         return self._read_upto(key, wanted, partition, bytes_left, is_first)
 
     def _read_upto(
@@ -175,6 +194,31 @@ class Reads:
         return NotCached(
             place, partial(_stretch, partition.log, place[1], size, upto, is_first, self.is_read_committed)
         )
+
+    # -- racks ---------------------------------------------------------------------------------------
+
+    def _preferred_replica(self, partition: Partition, offset: int) -> int:
+        """The in-sync follower in the consumer's rack that has the most, if it has this offset; else -1.
+
+        A consumer in the leader's own rack stays with the leader.
+        """
+        brokers, leading = self._node.image.brokers, partition.leading
+        assert leading is not None
+        here = brokers.get(self._node.node_id)
+        if here is not None and here.rack == self._rack:
+            return NO_REPLICA
+        best, best_offset = NO_REPLICA, -1
+        for waiter in tuple(partition.followers):
+            heard = waiter.standing(partition.leader_epoch)
+            if heard is None or heard.replica not in leading.rules.isr:
+                continue
+            broker = brokers.get(heard.replica)
+            if broker is None or broker.rack != self._rack or not broker.is_active:
+                continue
+            is_served = self._listener in broker.endpoints
+            if is_served and heard.start_offset <= offset <= heard.offset and heard.offset > best_offset:
+                best, best_offset = heard.replica, heard.offset
+        return best
 
     # -- followers -----------------------------------------------------------------------------------
 

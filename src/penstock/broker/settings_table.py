@@ -21,6 +21,13 @@ _INT, _SHORT, _LONG = SettingType.INT, SettingType.SHORT, SettingType.LONG
 _STRING, _LIST = SettingType.STRING, SettingType.LIST
 _BOOLEAN, _DOUBLE = SettingType.BOOLEAN, SettingType.DOUBLE
 
+#: Of replica.selector.class: whether consumers may be told to read from a follower.
+REPLICA_SELECTORS = {
+    f"{package}{name}": name == "RackAwareReplicaSelector"
+    for package in ("org.apache.kafka.common.replica.", "")
+    for name in ("RackAwareReplicaSelector", "LeaderSelector")
+}
+
 
 def _one_directory(value: Value) -> str | None:
     assert isinstance(value, str)
@@ -372,6 +379,15 @@ _CLUSTER = (
         10_000,
         "A follower that has not caught up for this long leaves the in-sync set. Apache Kafka's default is 30000.",
         1,
+    ),
+    _node(
+        "replica.selector.class",
+        _STRING,
+        None,
+        "Where consumers read: from the leader (LeaderSelector, or nothing), or from an in-sync replica in their "
+        "client.rack (RackAwareReplicaSelector); Apache Kafka's full class names are understood. The same on all "
+        "brokers: a follower serves consumers only where it is set.",
+        choices=("", *REPLICA_SELECTORS),
     ),
     _node("replica.fetch.wait.max.ms", _INT, 500, "How long a follower's fetch waits for something new.", 1),
     _node("replica.fetch.max.bytes", _INT, _MIB, "Bytes that a follower asks for, per partition.", 1),

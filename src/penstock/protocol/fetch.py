@@ -14,11 +14,13 @@ from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.produce import Endpoint, encode_endpoints, encode_uvarint, skip_tags
 
 SESSIONS_FROM: Final = 7
+RACKS_FROM: Final = 11
 FLEXIBLE_FROM: Final = 12
 TOPIC_IDS_FROM: Final = 13
 _REPLICA_STATE_FROM: Final = 15
 _ENDPOINTS_FROM: Final = 16
 _REPLICA_STATE_TAG: Final = 1
+_NO_REPLICA: Final = b"\xff\xff\xff\xff"
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -54,6 +56,7 @@ class FetchRequest(NamedTuple):
     topics: list[tuple[bytes, list[FetchPartition]]]
     forgotten: list[tuple[bytes, list[int]]]
     replica_epoch: int = -1  # of the broker that follows, from v15 on
+    rack: bytes = b""  # of the consumer, from v11 on
 
 
 class PartitionData(NamedTuple):
@@ -66,6 +69,7 @@ class PartitionData(NamedTuple):
     aborted: tuple[tuple[int, int], ...] | None = None
     diverging_epoch: tuple[int, int] | None = None
     current_leader: tuple[int, int] | None = None  # id and epoch, for who asked the wrong broker
+    preferred_read_replica: int = -1  # the follower that the consumer is to read from, from v11 on
 
 
 def parse_fetch(frame: memoryview, position: int, version: int) -> FetchRequest:
@@ -103,8 +107,7 @@ class _Parser:
         forgotten: list[tuple[bytes, list[int]]] = []
         if self.version >= SESSIONS_FROM:
             forgotten = [self._forgotten() for _ in range(self._count())]
-        if self.version >= 11:
-            self._string()  # the rack: reads are always served by the leader
+        rack = self._string() if self.version >= RACKS_FROM else b""
         if self.flexible:
             replica_id, replica_epoch = self._replica(replica_id)
         return FetchRequest(
@@ -118,6 +121,7 @@ class _Parser:
             topics,
             forgotten,
             replica_epoch,
+            rack,
         )
 
     def _topic(self) -> tuple[bytes, list[FetchPartition]]:
@@ -249,8 +253,9 @@ def _encode_partition(version: int, flexible: bool, data: PartitionData) -> byte
     else:
         head = _RESULT_V4.pack(data.partition, data.error, data.high_watermark, data.last_stable_offset)
     head += _encode_aborted(data.aborted, flexible)
-    if version >= 11:
-        head += b"\xff\xff\xff\xff"  # no preferred read replica
+    if version >= RACKS_FROM:
+        preferred = data.preferred_read_replica
+        head += _NO_REPLICA if preferred < 0 else _INT32.pack(preferred)
     size = len(data.records)
     return head + (encode_uvarint(size + 1) if flexible else _INT32.pack(size))
 

@@ -116,6 +116,7 @@ class Broker:
         self.partitions = PartitionTable(self)  # type: ignore[arg-type]
         self.fetch_sessions = FetchSessions(1000, iter(range(1, 10_000)).__next__)
         self.fetch_bytes_max = 1 << 30
+        self.selects_replicas = False
         self.fetchers: Any = Fetchers()
         self.leader_rate, self.throttle_clock_s = -1, 0.0
         self.leader_throttle = Bandwidth(lambda: self.leader_rate, lambda: self.throttle_clock_s)
@@ -231,6 +232,7 @@ class Broker:
         broker_epoch: int | None = None,
         topic_id: UUID = TOPIC_ID,
         isolation: int = 0,
+        rack: str = "",
     ) -> Pending:
         schema = _schema(1, 17)
         asked = tuple(
@@ -254,7 +256,7 @@ class Broker:
                 session_epoch=session[1],
                 topics=(schema.FetchTopic(topic_id=topic_id, partitions=asked),) if asked else (),
                 forgotten_topics_data=(),
-                rack_id="",
+                rack_id=rack,
                 replica_state=schema.ReplicaState(
                     replica_id=replica, replica_epoch=epoch if replica >= 0 else -1
                 ),

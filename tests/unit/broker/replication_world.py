@@ -153,7 +153,7 @@ class Leader:
         self.requests: list[FetchRequest] = []
         self.session: dict[tuple[bytes, int], FetchPartition] = {}
         self.session_id, self.session_epoch = 0, 0
-        self.given_up = 0
+        self.given_up = self.waiting = 0
         self._told: dict[tuple[bytes, int], tuple[int, int]] = {}
         self._news = asyncio.Event()
         self._asked = asyncio.Event()
@@ -193,8 +193,12 @@ class Leader:
         try:
             while not (answers := self._answers(is_full=request.session_epoch == 0)):
                 self._news.clear()
-                async with asyncio.timeout(request.max_wait_ms / 1000):
-                    await self._news.wait()
+                self.waiting += 1
+                try:
+                    async with asyncio.timeout(request.max_wait_ms / 1000):
+                        await self._news.wait()
+                finally:
+                    self.waiting -= 1
                 if self.session_id != session_id:
                     return _response(ErrorCode.fetch_session_id_not_found, 0, {})
         except TimeoutError:

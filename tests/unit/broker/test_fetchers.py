@@ -116,6 +116,23 @@ async def test_a_newcomer_does_not_wait_for_a_parked_request(
     assert all(request.session_epoch > 0 for request in leader.requests[1:]), "the session went on"
 
 
+async def test_after_a_request_was_given_up_what_is_not_known_to_be_committed_is_asked_for_again(
+    fetchers: Fetchers, follower: Follower, leader: Leader
+) -> None:
+    """Its answer may have been on its way, with a high watermark that a leader tells once."""
+    leader.log(0).append(batch_of(b"not committed"), leader_epoch=1, now_ms=NOW_MS)
+    leader.write(b"committed", index=1)
+    leader.log(2)
+    for index in range(2):
+        fetchers.follow(follower.partition(index))
+    await until(lambda: leader.session and all(asked.offset == 1 for asked in leader.session.values()))
+    await until(lambda: leader.waiting == 1)
+    fetchers.follow(follower.partition(2))
+    await until(lambda: (TOPIC_ID.bytes, 2) in leader.session)
+    asked = [{part.partition for _, parts in request.topics for part in parts} for request in leader.requests]
+    assert next(indexes for indexes in asked if 2 in indexes) == {0, 2}
+
+
 async def test_who_is_no_longer_followed_is_forgotten(
     fetchers: Fetchers, follower: Follower, leader: Leader
 ) -> None:

@@ -61,6 +61,18 @@ async def test_a_follower_that_waits_hears_of_the_high_watermark_and_then_has_pe
     assert (idle.is_done, other.is_done, broker.partition().high_watermark) == (False, False, 1)
 
 
+async def test_a_follower_that_repeats_its_position_is_told_the_high_watermark_again(broker: Broker) -> None:
+    """It gave up a request whose answer was on its way: the session must not take it for heard."""
+    await broker.create(isr=(ME, PEER))
+    session = _session(broker, {0: 0})
+    broker.produce(acks=1)
+    assert broker.fetch(replica=PEER, session=(session, 1)).fetched[0].records
+    unseen = broker.fetch({0: 1}, replica=PEER, session=(session, 2))
+    assert unseen.fetched[0].high_watermark == 1
+    assert not broker.fetch(replica=PEER, session=(session, 3)).fetched, "it has been told"
+    assert broker.fetch({0: 1}, replica=PEER, session=(session, 4)).fetched[0].high_watermark == 1
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -374,6 +374,7 @@ def _is_news(wanted: Wanted, data: PartitionData) -> bool:
         or data.error != _OK
         or wanted.told_error
         or data.diverging_epoch is not None
+        or data.preferred_read_replica >= 0
         or data.high_watermark != wanted.high_watermark
         or data.last_stable_offset != wanted.last_stable_offset
         or data.log_start_offset != wanted.log_start_offset
