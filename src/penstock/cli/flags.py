@@ -20,7 +20,7 @@ SETTING_FLAGS = (
     Flag(
         "--listen",
         "[NAME://]HOST:PORT",
-        "Address to listen on; port 0 picks a free one.",
+        "Address to listen on; port 0 picks a free one. NODES://HOST:PORT is for other nodes.",
         "listeners",
         repeatable=True,
     ),

@@ -12,11 +12,13 @@ from kio.schema.api_versions.v4.request import ApiVersionsRequest
 from kio.schema.fetch.v18.request import ReplicaState
 from kio.schema.metadata.v13.request import MetadataRequest
 from tests.fuzz.messages import Requests
-from tests.unit.broker.raw_client import running
+from tests.unit.broker.raw_client import running, until
+from tests.unit.broker.share_state.trio import Trio
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.apis import APIS, FETCH
-from penstock.broker.node import Node
+from penstock.broker.node import Node, StartFailed
+from penstock.broker.settings import load_settings
 from penstock.protocol.errors import ErrorCode
 
 BOTH = {"listeners": "PLAINTEXT://127.0.0.1:0,NODES://127.0.0.1:0"}
@@ -110,3 +112,33 @@ async def _ask(node: Node, listener: int, request: Any) -> Any:
         return await client.ask(request)
     finally:
         await client.close()
+
+
+async def test_a_cluster_that_shared_its_listeners_gets_separate_ones(tmp_path: Path) -> None:
+    """Its voters are recorded with the clients' addresses; controller.quorum.voters says where they are now."""
+    trio = Trio(tmp_path)
+    trio.shares_listeners = True
+    try:
+        await trio.start()
+        await trio.create_topic("t")
+        assert all(at.name == "PLAINTEXT" for voter in trio.any.quorum.voters for at in voter.addresses)
+        await trio.separate_listeners()
+        await until(lambda: trio.leader("t") is not None)
+        await until(lambda: len(trio.any.image.partition("t", 0).isr) == 3)
+        await until(
+            lambda: all(at.name == "NODES" for voter in trio.any.quorum.voters for at in voter.addresses)
+        )
+    finally:
+        await trio.stop()
+
+
+async def test_a_node_of_a_cluster_does_not_start_without_a_listener_for_nodes(tmp_path: Path) -> None:
+    trio = Trio(tmp_path)
+    try:
+        await trio.start()
+    finally:
+        await trio.stop()
+    alone = load_settings({"node.id": "1", "listeners": "127.0.0.1:0", "log.dirs": str(tmp_path / "1")}, {})
+    with pytest.raises(StartFailed, match="has no listener for the other nodes") as refused:
+        await Node(alone).start()
+    assert "--listen NODES://" in str(refused.value.hint)

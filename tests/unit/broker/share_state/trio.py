@@ -30,6 +30,8 @@ class Trio:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._ports = {number: _free_port() for number in (1, 2, 3)}  # of the listeners for nodes
+        #: Nodes and clients use the same listeners, as in release 0.5 and before.
+        self.shares_listeners = False
         self.nodes: dict[int, Node] = {}
         self._dying: dict[int, asyncio.Future[None]] = {}
 
@@ -49,6 +51,9 @@ class Trio:
             "log.dirs": str(self._folder / str(number)),
             "controller.quorum.voters": voters,
         }
+        if self.shares_listeners:
+            given["listeners"] = f"PLAINTEXT://127.0.0.1:{self._ports[number]}"
+            given["inter.broker.listener.name"] = "PLAINTEXT"
         node = self.nodes[number] = Node(load_settings(given, {}))
         await node.start()
         return node
@@ -59,6 +64,13 @@ class Trio:
 
     async def stop(self) -> None:
         await asyncio.gather(*(node.stop(clean=False) for node in self.nodes.values()))
+
+    async def separate_listeners(self) -> None:
+        """Stop all, and start them with listeners for nodes at other ports."""
+        await self.stop()
+        self.shares_listeners = False
+        self._ports = {number: _free_port() for number in self._ports}
+        await self.start()
 
     @property
     def any(self) -> Node:
