@@ -31,6 +31,9 @@ class Api(NamedTuple):
     broker_only: bool = False
     #: Waits for what other clients do: given up when the one who asked has gone.
     waits_for_others: bool = False
+    #: Reads much, and changes nothing: where the answer comes later, a connection has one such request under way, which
+    #: is given up when the one who asked has gone.
+    is_costly: bool = False
     #: From this version on the request is one that only nodes send: refused on listeners for clients.
     node_only_from: int = _NO_VERSION
 
@@ -49,7 +52,7 @@ APIS: Final = {
         Api(PRODUCE, "produce", 3, 13, broker_only=True),
         Api(FETCH, "fetch", 4, 18, while_starting=True),
         Api(2, "list_offsets", 1, 11, broker_only=True),
-        Api(3, "metadata", 0, 13),
+        Api(3, "metadata", 0, 13, is_costly=True),
         Api(8, "offset_commit", 2, 10, broker_only=True),
         Api(9, "offset_fetch", 1, 10, broker_only=True),
         Api(10, "find_coordinator", 0, 6),
@@ -57,8 +60,8 @@ APIS: Final = {
         Api(12, "heartbeat", 0, 4, broker_only=True),
         Api(13, "leave_group", 0, 5, broker_only=True),
         Api(14, "sync_group", 0, 5, broker_only=True, waits_for_others=True),
-        Api(15, "describe_groups", 0, 6, broker_only=True),
-        Api(16, "list_groups", 0, 5, broker_only=True),
+        Api(15, "describe_groups", 0, 6, broker_only=True, is_costly=True),
+        Api(16, "list_groups", 0, 5, broker_only=True, is_costly=True),
         Api(API_VERSIONS, "api_versions", 0, 4, while_starting=True),
         Api(19, "create_topics", 2, 7, relay=True),
         Api(20, "delete_topics", 1, 6, relay=True),
@@ -73,10 +76,10 @@ APIS: Final = {
         Api(29, "describe_acls", 1, 3),
         Api(30, "create_acls", 1, 3),
         Api(31, "delete_acls", 1, 3),
-        Api(32, "describe_configs", 1, 4),
+        Api(32, "describe_configs", 1, 4, is_costly=True),
         Api(33, "alter_configs", 0, 2, relay=True),
         Api(34, "alter_replica_log_dirs", 1, 2, broker_only=True),
-        Api(35, "describe_log_dirs", 1, 5, broker_only=True),
+        Api(35, "describe_log_dirs", 1, 5, broker_only=True, is_costly=True),
         Api(37, "create_partitions", 0, 3, relay=True),
         Api(42, "delete_groups", 0, 2, broker_only=True),
         Api(43, "elect_leaders", 0, 2, relay=True),
@@ -93,20 +96,20 @@ APIS: Final = {
         Api(58, "envelope", 0, 0, while_starting=True, node_only_from=0),
         Api(59, "fetch_snapshot", 0, 1, while_starting=True, node_only_from=0),
         Api(60, "describe_cluster", 0, 2, while_starting=True),
-        Api(61, "describe_producers", 0, 0, broker_only=True),
+        Api(61, "describe_producers", 0, 0, broker_only=True, is_costly=True),
         Api(62, "broker_registration", 0, 4, while_starting=True, node_only_from=0),
         Api(63, "broker_heartbeat", 0, 1, while_starting=True, node_only_from=0),
         Api(64, "unregister_broker", 0, 0, relay=True),
-        Api(65, "describe_transactions", 0, 0, broker_only=True),
-        Api(66, "list_transactions", 0, 2, broker_only=True),
+        Api(65, "describe_transactions", 0, 0, broker_only=True, is_costly=True),
+        Api(66, "list_transactions", 0, 2, broker_only=True, is_costly=True),
         Api(67, "allocate_producer_ids", 0, 0, while_starting=True, node_only_from=0),
         Api(68, "consumer_group_heartbeat", 0, 1, broker_only=True),
-        Api(69, "consumer_group_describe", 0, 1, broker_only=True),
+        Api(69, "consumer_group_describe", 0, 1, broker_only=True, is_costly=True),
         Api(73, "assign_replicas_to_dirs", 0, 0, while_starting=True, node_only_from=0),
-        Api(74, "list_config_resources", 0, 1),
-        Api(75, "describe_topic_partitions", 0, 0),
+        Api(74, "list_config_resources", 0, 1, is_costly=True),
+        Api(75, "describe_topic_partitions", 0, 0, is_costly=True),
         Api(76, "share_group_heartbeat", 1, 1, broker_only=True),
-        Api(77, "share_group_describe", 1, 1, broker_only=True),
+        Api(77, "share_group_describe", 1, 1, broker_only=True, is_costly=True),
         Api(SHARE_FETCH, "share_fetch", 1, 2, broker_only=True),
         Api(SHARE_ACKNOWLEDGE, "share_acknowledge", 1, 2, broker_only=True),
         Api(80, "add_raft_voter", 0, 1, relay=True, while_starting=True, node_only_from=0),
@@ -119,7 +122,7 @@ APIS: Final = {
         Api(87, "read_share_group_state_summary", 0, 1, broker_only=True, node_only_from=0),
         Api(88, "streams_group_heartbeat", 0, 0, broker_only=True),
         Api(89, "streams_group_describe", 0, 0, broker_only=True),
-        Api(90, "describe_share_group_offsets", 0, 1, broker_only=True),
+        Api(90, "describe_share_group_offsets", 0, 1, broker_only=True, is_costly=True),
         Api(91, "alter_share_group_offsets", 0, 0, broker_only=True),
         Api(92, "delete_share_group_offsets", 0, 0, broker_only=True),
     )

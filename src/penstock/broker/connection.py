@@ -56,8 +56,8 @@ class Slot:
 
 class Connection(asyncio.BufferedProtocol):
     __slots__ = (
-        "_backlog", "_closing", "_corked", "_frame_began", "_is_expensive", "_is_queued", "_muted", "_muted_at",
-        "_partial", "_slots", "_transport", "_write_paused", "client_host", "for_nodes", "last_active",
+        "_backlog", "_closing", "_corked", "_frame_began", "_held_by", "_is_expensive", "_is_queued", "_muted",
+        "_muted_at", "_partial", "_slots", "_transport", "_write_paused", "client_host", "for_nodes", "last_active",
         "listener", "number", "on_lost", "peer", "server",
     )  # fmt: skip
 
@@ -78,6 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         self._corked: list[BytesLike] | None = None  # replies held back while frames are handled
         self._muted = self._write_paused = self._closing = False
         self._muted_at = 0.0
+        self._held_by: Slot | None = None  # a request whose answer the next ones wait for
         self._is_queued = False  # waits for its turn in the server's queue
         self._is_expensive = False  # a request took longer than a turn: the next one waits for its turn
         #: Called when the connection has ended, whoever ended it.
@@ -177,12 +178,9 @@ class Connection(asyncio.BufferedProtocol):
         return self._partial.view[self._partial.filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        server = self.server
-        now = self.last_active = server.clock()
-        if now != server.turn_began:
-            server.begin_turn(now)
+        self.last_active = self.server.clock()
         if self._partial is None:
-            self._consume(server.buffers.landing, nbytes)
+            self._consume(self.server.buffers.landing, nbytes)
             return
         partial = self._partial
         partial.filled += nbytes
@@ -308,17 +306,15 @@ class Connection(asyncio.BufferedProtocol):
         if (
             not self._muted
             or self._is_queued
+            or self._held_by is not None
             or self._write_paused
             or len(self._slots) >= server.inflight_max
             or server.is_closing
         ):
             return
         self._muted = False
-        now = server.clock()
         if self._frame_began:
-            self._frame_began += now - self._muted_at
-        if now != server.turn_began:
-            server.begin_turn(now)
+            self._frame_began += server.clock() - self._muted_at
         if self._partial is None:
             if self._backlog:
                 backlog = self._drop_backlog()
@@ -382,6 +378,11 @@ class Connection(asyncio.BufferedProtocol):
             self.mute()
         return slot
 
+    def wait_for_reply(self, slot: Slot) -> None:
+        """Handle no more requests before this one is answered."""
+        self._held_by = slot
+        self.mute()
+
     def _hold(self, slot: Slot) -> None:
         """A reply that is ready and has to wait: its memory is counted."""
         reply = slot.reply
@@ -401,6 +402,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._write(ready.reply)
             slots = self._slots
         if self._muted:
+            if slot is self._held_by:
+                self._held_by = None
             self.server.progress()
             self.unmute()
 

@@ -22,7 +22,16 @@ from penstock.broker.apis import (
 )
 from penstock.broker.connection import Connection, Reply, Slot
 from penstock.broker.context import RequestContext
-from penstock.broker.routes import HEADER_BYTES, decode, encode, parse_header, route, skip_header_tags
+from penstock.broker.routes import (
+    HEADER_BYTES,
+    EncodedResponse,
+    decode,
+    encode,
+    framed,
+    parse_header,
+    route,
+    skip_header_tags,
+)
 from penstock.protocol.errors import ErrorCode, MalformedFrame
 from penstock.protocol.share_failures import SHARE_FAILURES
 
@@ -144,8 +153,11 @@ class Dispatcher:
             slot = connection.defer(context.api_key)
             answer = self._encoded_later(context, correlation_id, response)
             task = self._node.spawn(self._answer_later(connection, slot, answer))
-            if APIS[context.api_key].waits_for_others:
+            api = APIS[context.api_key]
+            if api.waits_for_others or api.is_costly:
                 slot.on_lost = task.cancel
+            if api.is_costly:
+                connection.wait_for_reply(slot)
             return
         connection.send(self.encode(context.api_key, context.version, correlation_id, response))
         elapsed = perf_counter() - started
@@ -155,7 +167,7 @@ class Dispatcher:
 
     async def _encoded_later(
         self, context: RequestContext, correlation_id: int, response: Awaitable[Any]
-    ) -> bytes | None:
+    ) -> Reply:
         return self.encode(context.api_key, context.version, correlation_id, await response)
 
     async def _answer_later(
@@ -170,7 +182,9 @@ class Dispatcher:
         else:
             connection.fulfil(slot, reply)
 
-    def encode(self, api_key: int, version: int, correlation_id: int, response: Any) -> bytes | None:
+    def encode(self, api_key: int, version: int, correlation_id: int, response: Any) -> Reply:
+        if type(response) is EncodedResponse:
+            return framed(api_key, version, correlation_id, response.body)
         return None if response is None else encode(api_key, version, correlation_id, response)
 
     def _refuse_node_request(
@@ -192,9 +206,7 @@ class Dispatcher:
             return
         connection.send(self.encode(api.key, version, correlation_id, response))
 
-    def _unsupported(
-        self, connection: Connection, api: Api, version: int, correlation_id: int
-    ) -> bytes | None:
+    def _unsupported(self, connection: Connection, api: Api, version: int, correlation_id: int) -> Reply:
         """As Apache Kafka: ApiVersions falls back to version 0, everything else is cut off."""
         if api.key != API_VERSIONS:
             raise MalformedFrame(f"{api.name} version {version} is not supported")

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from penstock.broker.share.table import SharePartitions
     from penstock.broker.share.upkeep import ShareUpkeep
     from penstock.broker.share_state.coordinator import ShareStateCoordinator
+    from penstock.broker.topic_answers import TopicAnswers
     from penstock.broker.topic_creation import AutoCreation
     from penstock.broker.transactions.coordinator import TransactionCoordinator
     from penstock.log.log import Log
@@ -143,6 +144,8 @@ class Node:
         self.lifecycle = BrokerLifecycle(self)
         self.housekeeping = Housekeeping(self)
         self.faults: Faults | None = None
+        #: Held by what goes through all groups, so that many who ask take turns.
+        self.describing = asyncio.Lock()
         self.store: LogStore
         self.server: Server
         self.groups: GroupCoordinator
@@ -400,6 +403,12 @@ class Node:
         changes = IsrChanges(self)
         changes.start()
         return changes
+
+    @cached_property
+    def topic_answers(self) -> TopicAnswers:
+        from penstock.broker.topic_answers import TopicAnswers
+
+        return TopicAnswers(self)
 
     @cached_property
     def transactions(self) -> TransactionCoordinator:

@@ -9,12 +9,15 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from penstock.broker.apis import API_VERSIONS, APIS
+from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.produce import skip_tags
 
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 HEADER_BYTES: Final = _HEADER.size
 _INT32 = struct.Struct(">i")
+#: A body up to this size leaves together with its header and the replies around it.
+_COPIED_BYTES_MAX: Final = 4096
 
 
 class Header(NamedTuple):
@@ -35,6 +38,12 @@ class Route(NamedTuple):
     decode: Callable[[memoryview, int], Any]
     encode: Callable[[io.BytesIO, Any], None]
     handle: Callable[..., Any]
+
+
+class EncodedResponse(NamedTuple):
+    """A response that was encoded before, without its header; many requests may share it."""
+
+    body: bytes
 
 
 def parse_header(frame: memoryview) -> Header:
@@ -73,16 +82,33 @@ def decode(header: Header, frame: memoryview) -> Any:
 
 def encode(api_key: int, version: int, correlation_id: int, response: Any) -> bytes:
     """The reply with its size in front."""
-    found = route(api_key, version)
     out = io.BytesIO()
-    out.write(b"\x00\x00\x00\x00" + _INT32.pack(correlation_id))
-    # Clients parse an ApiVersions reply before they know what we speak, so its header never changes.
-    if found.is_flexible and api_key != API_VERSIONS:
-        out.write(b"\x00")
-    found.encode(out, response)
+    out.write(_header(api_key, version, correlation_id))
+    route(api_key, version).encode(out, response)
     with out.getbuffer() as view:
         _INT32.pack_into(view, 0, len(view) - 4)
     return out.getvalue()
+
+
+def encode_body(api_key: int, version: int, response: Any) -> bytes:
+    """The reply without size and header, for an `EncodedResponse`."""
+    out = io.BytesIO()
+    route(api_key, version).encode(out, response)
+    return out.getvalue()
+
+
+def framed(api_key: int, version: int, correlation_id: int, body: bytes) -> bytes | list[BytesLike]:
+    """The reply that has this body; a large one is not copied."""
+    header = bytearray(_header(api_key, version, correlation_id))
+    _INT32.pack_into(header, 0, len(header) - 4 + len(body))
+    return bytes(header) + body if len(body) <= _COPIED_BYTES_MAX else [bytes(header), body]
+
+
+def _header(api_key: int, version: int, correlation_id: int) -> bytes:
+    """With room for the size."""
+    header = b"\x00\x00\x00\x00" + _INT32.pack(correlation_id)
+    # Clients parse an ApiVersions reply before they know what we speak, so its header never changes.
+    return header + b"\x00" if route(api_key, version).is_flexible and api_key != API_VERSIONS else header
 
 
 def skip_header_tags(frame: memoryview, position: int) -> int:

@@ -23,7 +23,7 @@ logger = logging.getLogger("penstock.server")
 
 _SWEEP_SECONDS = 1.0
 #: Of a turn: what a connection may still use for pipelined frames once others have used the turn up.
-_LATE_SHARE = 1 / 16
+_LATE_SHARE = 1 / 8
 T = TypeVar("T")
 
 
@@ -48,11 +48,10 @@ class Server:
         self._idle_seconds_max = settings.integer("connections.max.idle.ms") / 1000
         self._frame_seconds_max = settings.integer("penstock.request.read.timeout.ms") / 1000
         self._unsent_bytes_max = settings.integer("penstock.max.queued.response.bytes")
-        #: How long pipelined frames of one connection are handled, and how long those that wait for their turn are.
+        #: How long pipelined frames are handled in a turn of the loop, and a request that takes longer is expensive.
         self.turn_seconds = settings.integer("penstock.connection.turn.ms") / 1000
-        #: The loop's time when its present turn began; uvloop's does not move within a turn.
-        self.turn_began = -1.0
         self._turn_ends = 0.0
+        self._is_turn_open = False
         self._queue: deque[Connection] = deque()
         self._is_turn_due = False
         self._per_host: Counter[str] = Counter()
@@ -197,15 +196,20 @@ class Server:
 
     # -- turns ---------------------------------------------------------------------------------------
 
-    def begin_turn(self, now: float) -> None:
-        """The loop has looked for input again."""
-        self.turn_began = now
-        self._turn_ends = perf_counter() + self.turn_seconds
-
     def slice_ends(self) -> float:
-        """Until when a connection may handle what it has pipelined, from now on."""
+        """Until when a connection may handle what it has pipelined, from now on: others share the loop's turn."""
         now = perf_counter()
-        return now + (self.turn_seconds if now < self._turn_ends else self.turn_seconds * _LATE_SHARE)
+        if not self._is_turn_open:
+            self._begin_turn(now)
+        return max(self._turn_ends, now + self.turn_seconds * _LATE_SHARE)
+
+    def _begin_turn(self, now: float) -> None:
+        self._is_turn_open = True
+        self._turn_ends = now + self.turn_seconds
+        asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._is_turn_open = False
 
     def queue(self, connection: Connection) -> None:
         """Its frames have to wait: one connection after the other, one slice in each turn of the loop."""
@@ -221,10 +225,11 @@ class Server:
     def _run_queue(self) -> None:
         self._is_turn_due = False
         queue = self._queue
-        ends = perf_counter() + self.turn_seconds
+        if not self._is_turn_open:
+            self._begin_turn(perf_counter())
         for _ in range(len(queue)):
             queue.popleft().take_turn()
-            if perf_counter() >= ends:
+            if perf_counter() >= self._turn_ends:
                 break
         if queue:
             self._plan_turn()

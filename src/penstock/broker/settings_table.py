@@ -503,7 +503,7 @@ _PENSTOCK = (
     _node(
         "penstock.connection.turn.ms",
         _INT,
-        2,
+        1,
         "How long the requests that one connection has pipelined are handled before other connections get their turn.",
         1,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.broker.coordinator_runtime import ActiveShard, CoordinatorRuntime, ShardT, Token, Work
@@ -78,3 +78,9 @@ class ShardedCoordinator(ShardedTopic, ABC, Generic[ShardT]):
     async def read_all(self, question: Callable[[ShardT], Result]) -> Sequence[Result]:
         """Of every shard that this node leads."""
         return await asyncio.gather(*(self._runtime.read(index, question) for index in self.shards()))
+
+    async def read_each(self, question: Callable[[ShardT], Result]) -> AsyncIterator[Result]:
+        """As `read_all`, one shard after the other, with the loop free in between: for what there may be much of."""
+        for index in self.shards():
+            yield await self._runtime.read(index, question)
+            await asyncio.sleep(0)

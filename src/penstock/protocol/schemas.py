@@ -14,7 +14,7 @@ from kio.serial.errors import SerialError
 from penstock.protocol.bounds import Patch, bounds_check, patched
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.upgrade import upgrader
-from penstock.protocol.writing import message_writer
+from penstock.protocol.writing import element_writer, message_writer
 
 #: Older versions of these say what the newest cannot (topic names, one group or member beside many): their
 #: handlers read each version as it is.
@@ -85,6 +85,19 @@ def _reader(schema: Any, version: int) -> Callable[[memoryview, int], Any]:
 def response_encoder(api_key: int, version: int) -> Callable[[io.BytesIO, Any], None]:
     """Writes the newest version's response (or this version's own class) as `version`."""
     return message_writer(load_response_schema(api_key, version))
+
+
+@cache
+def response_element_encoder(api_key: int, version: int, name: str) -> Callable[[Any], bytes]:
+    """One element of an array in that response, for `EncodedElements`."""
+    write = element_writer(load_response_schema(api_key, version), name)
+
+    def encode(element: Any) -> bytes:
+        out = io.BytesIO()
+        write(out, element)
+        return out.getvalue()
+
+    return encode
 
 
 @cache

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kio.serial import entity_writer, writers
 
@@ -26,6 +26,12 @@ _NUMBERS: Final = {
 }  # fmt: skip
 _INT32: Final = struct.Struct(">i")
 _NULL_ENTITY, _ENTITY = b"\xff", b"\x01"
+
+
+class EncodedElements(NamedTuple):
+    """In the place of an array: its elements, each written already."""
+
+    pieces: list[bytes]
 
 
 @cache
@@ -109,12 +115,27 @@ def _nullable_entity(write_entity: Write) -> Write:
 
 def _array_writer(write_element: Write, flexible: bool) -> Write:
     def write(buffer: io.BytesIO, elements: Any) -> None:
+        is_written = type(elements) is EncodedElements
+        if is_written:
+            elements = elements.pieces
         count = -1 if elements is None else len(elements)
         buffer.write(encode_uvarint(count + 1) if flexible else _INT32.pack(count))
+        if is_written:
+            buffer.writelines(elements)
+            return
         for element in elements or ():
             write_element(buffer, element)
 
     return write
+
+
+def element_writer(entity: type[Any], name: str) -> Write:
+    """What writes one element of an array of messages, for `EncodedElements`."""
+    (field,) = (field for field in fields(entity) if field.name == name)
+    is_array, element, _ = classify(field.type)
+    assert is_array, (entity, name)
+    assert is_dataclass(element), (entity, name)
+    return message_writer(element)  # type: ignore[arg-type]
 
 
 def _value_writer(kind: str, flexible: bool, optional: bool) -> Write:

@@ -6,6 +6,7 @@ where the next one begins.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any
 
@@ -17,50 +18,82 @@ from kio.schema.describe_topic_partitions.v0.response import (
 )
 
 from penstock.broker.context import RequestContext
+from penstock.broker.topic_answers import TopicForm
 from penstock.broker.topology import TOPIC_OPERATIONS, PartitionViewer
 from penstock.cluster.names import is_internal, topic_name_flaw
 from penstock.cluster.state import PartitionState, TopicState
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.writing import EncodedElements
 
 
-def handle(ctx: RequestContext, request: Any) -> Any:
-    image, cursor = ctx.node.image, request.cursor
-    asked = {topic.name for topic in request.topics}
-    if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
-        return _invalid(asked)
-    first_topic, first_partition = (cursor.topic_name, cursor.partition_index) if cursor else ("", 0)
-    names = sorted(name for name in asked or image.topics if name >= first_topic)
-    viewer = PartitionViewer(image, ctx.listener)
-    left = max(
-        1,
-        min(ctx.node.settings.integer("max.request.partition.size.limit"), request.response_partition_limit),
-    )
-    topics: list[Any] = []
-    for name in names:
-        topic = image.topics.get(name)
-        if topic is None:
-            topics.append(_missing(name))
-            continue
-        if left == 0:
-            return _response(topics, Cursor(topic_name=name, partition_index=0))
-        begin = first_partition if name == first_topic else 0
-        end = min(len(topic.partitions), begin + left)
-        topics.append(_topic(viewer, topic, range(begin, end)))
-        left -= max(0, end - begin)
-        if end < len(topic.partitions):
-            return _response(topics, Cursor(topic_name=name, partition_index=end))
-    return _response(topics, None)
+def handle(ctx: RequestContext, request: Any) -> Any | Awaitable[Any]:
+    pages = _Pages(ctx)
+    if not request.topics and (under_way := pages.all_encoded()) is not None:
+        return _later(under_way, ctx, request)
+    return pages.page(request)
 
 
-def _response(topics: list[Any], cursor: Any) -> Any:
-    return DescribeTopicPartitionsResponse(
-        throttle_time=timedelta(0), topics=tuple(topics), next_cursor=cursor
-    )
+async def _later(under_way: Awaitable[None], ctx: RequestContext, request: Any) -> Any:
+    await under_way
+    return _Pages(ctx).page(request)
+
+
+class _Pages:
+    """The present image as a client sees it."""
+
+    def __init__(self, ctx: RequestContext) -> None:
+        self._image = ctx.node.image
+        self._viewer = PartitionViewer(self._image, ctx.listener)
+        self._answers = ctx.node.topic_answers
+        self._form = TopicForm(ctx.api_key, ctx.version, ctx.listener, TOPIC_OPERATIONS)
+        self._partitions_max = ctx.node.settings.integer("max.request.partition.size.limit")
+
+    def all_encoded(self) -> Awaitable[None] | None:
+        return self._answers.all_encoded(self._form, self._whole_topic)
+
+    def page(self, request: Any) -> Any:
+        cursor = request.cursor
+        asked = {topic.name for topic in request.topics}
+        if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
+            return _invalid(asked)
+        first_topic, first_partition = (cursor.topic_name, cursor.partition_index) if cursor else ("", 0)
+        names = sorted(name for name in asked or self._image.topics if name >= first_topic)
+        encoded = self._answers.topics(self._form)
+        left = max(1, min(self._partitions_max, request.response_partition_limit))
+        topics: list[bytes] = []
+        for name in names:
+            topic = self._image.topics.get(name)
+            if topic is None:
+                topics.append(encoded.encode(_missing(name)))
+                continue
+            if left == 0:
+                return _page(topics, Cursor(topic_name=name, partition_index=0))
+            begin = first_partition if name == first_topic else 0
+            end = min(len(topic.partitions), begin + left)
+            if begin == 0 and end == len(topic.partitions):
+                topics.append(encoded.encoded(topic, self._whole_topic))
+            else:
+                topics.append(encoded.encode(_topic(self._viewer, topic, range(begin, end))))
+            left -= max(0, end - begin)
+            if end < len(topic.partitions):
+                return _page(topics, Cursor(topic_name=name, partition_index=end))
+        return _page(topics, None)
+
+    def _whole_topic(self, topic: TopicState) -> Any:
+        return _topic(self._viewer, topic, range(len(topic.partitions)))
+
+
+def _page(topics: list[bytes], cursor: Any) -> Any:
+    return _response(EncodedElements(topics), cursor)
+
+
+def _response(topics: Any, cursor: Any) -> Any:
+    return DescribeTopicPartitionsResponse(throttle_time=timedelta(0), topics=topics, next_cursor=cursor)
 
 
 def _invalid(asked: set[str]) -> Any:
     """A cursor that points at nothing that was asked for."""
-    return _response([_refused(name, ErrorCode.invalid_request) for name in sorted(asked)], None)
+    return _response(tuple(_refused(name, ErrorCode.invalid_request) for name in sorted(asked)), None)
 
 
 def _missing(name: str) -> Any:

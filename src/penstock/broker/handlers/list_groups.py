@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, Final
 
 from kio.schema.list_groups.v5.response import ListedGroup as ListedGroupResponse
 from kio.schema.list_groups.v5.response import ListGroupsResponse
@@ -11,17 +12,36 @@ from penstock.broker.context import RequestContext
 from penstock.broker.group_requests import NO_THROTTLE
 from penstock.groups.messages import ListedGroup
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.schemas import response_element_encoder
+from penstock.protocol.writing import EncodedElements
+
+#: Groups that are encoded before the loop gets to do something else.
+_PIECE_GROUPS: Final = 100
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    try:
-        shards = await ctx.node.groups.read_all(lambda shard: shard.list_groups())
-    except ApiError as error:
-        return ListGroupsResponse(throttle_time=NO_THROTTLE, error_code=error.code, groups=())
+    async with ctx.node.describing:
+        try:
+            groups = await _encoded_groups(ctx, request)
+        except ApiError as error:
+            return ListGroupsResponse(throttle_time=NO_THROTTLE, error_code=error.code, groups=())
+    return ListGroupsResponse(
+        throttle_time=NO_THROTTLE, error_code=ErrorCode.none, groups=EncodedElements(groups)
+    )
+
+
+async def _encoded_groups(ctx: RequestContext, request: Any) -> list[bytes]:
     states = {state.strip().lower() for state in request.states_filter}
     types = {kind.strip().lower() for kind in request.types_filter}
-    groups = tuple(_listed(group) for groups in shards for group in groups if _passes(group, states, types))
-    return ListGroupsResponse(throttle_time=NO_THROTTLE, error_code=ErrorCode.none, groups=groups)
+    encode = response_element_encoder(ctx.api_key, ctx.version, "groups")
+    encoded: list[bytes] = []
+    async for groups in ctx.node.groups.read_each(lambda shard: shard.list_groups()):
+        for count, group in enumerate(groups, start=1):
+            if _passes(group, states, types):
+                encoded.append(encode(_listed(group)))
+            if count % _PIECE_GROUPS == 0:
+                await asyncio.sleep(0)
+    return encoded
 
 
 def _passes(group: ListedGroup, states: set[str], types: set[str]) -> bool:

@@ -20,6 +20,7 @@ from kio.schema.metadata.v13.response import (
 )
 
 from penstock.broker.context import RequestContext
+from penstock.broker.topic_answers import TopicForm
 from penstock.broker.topology import (
     CLUSTER_OPERATIONS,
     OPERATIONS_NOT_ASKED,
@@ -30,6 +31,7 @@ from penstock.broker.topology import (
 from penstock.cluster.names import is_internal, topic_name_flaw
 from penstock.cluster.state import PartitionState, TopicState
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.writing import EncodedElements
 
 _NOBODY: Final = -1
 _TOPIC_IDS_FROM: Final = 12
@@ -51,7 +53,8 @@ class _Missing(NamedTuple):
 
 def handle(ctx: RequestContext, request: Any) -> Any:
     if request.topics is None or (ctx.version == 0 and not request.topics):
-        return _response(ctx, request, list(ctx.node.image.topics.values()))
+        view = _View(ctx, request)
+        return ctx.node.topic_answers.about_all(view.form, view.cluster_operations, view.topic, view.response)
     if ctx.version < _TOPIC_IDS_FROM and any(t.name is None or t.topic_id for t in request.topics):
         return _refused(ctx, request)
     asked = _asked(ctx, request)
@@ -80,29 +83,55 @@ def _find(ctx: RequestContext, name: str | None, topic_id: UUID | None) -> Topic
     return _Missing(ErrorCode.unknown_topic_or_partition, name)
 
 
-def _response(
-    ctx: RequestContext, request: Any, topics: list[TopicState] | list[TopicState | _Missing]
-) -> Any:
-    image, node = ctx.node.image, ctx.node
-    viewer = PartitionViewer(image, ctx.listener)
-    asked = request.include_topic_authorized_operations
-    operations = TOPIC_OPERATIONS if asked else OPERATIONS_NOT_ASKED
-    brokers = tuple(
-        MetadataResponseBroker(node_id=broker.id, host=at.host, port=at.port, rack=broker.rack)
-        for broker, at in reachable_brokers(image, ctx.listener)
+class _View:
+    """The present image as one request is to see it."""
+
+    def __init__(self, ctx: RequestContext, request: Any) -> None:
+        self._ctx = ctx
+        self._image = ctx.node.image
+        self._viewer = PartitionViewer(self._image, ctx.listener)
+        asked = request.include_topic_authorized_operations
+        self._operations = TOPIC_OPERATIONS if asked else OPERATIONS_NOT_ASKED
+        self.form = TopicForm(ctx.api_key, ctx.version, ctx.listener, self._operations)
+        self.cluster_operations: int | None = None
+        if ctx.version in _CLUSTER_OPERATIONS_IN:
+            asked = request.include_cluster_authorized_operations
+            self.cluster_operations = CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED
+
+    def topic(self, topic: TopicState | _Missing) -> Any:
+        return _topic(self._ctx, self._viewer, topic, self._operations)
+
+    def response(self, topics: Any) -> Any:
+        node = self._ctx.node
+        brokers = tuple(
+            MetadataResponseBroker(node_id=broker.id, host=at.host, port=at.port, rack=broker.rack)
+            for broker, at in reachable_brokers(self._image, self._ctx.listener)
+        )
+        fields: dict[str, Any] = {
+            "throttle_time": timedelta(0),
+            "brokers": brokers,
+            "cluster_id": node.cluster_id,
+            "controller_id": _controller(node.node_id, [broker.node_id for broker in brokers]),
+            "topics": topics,
+        }
+        if self.cluster_operations is not None:
+            return MetadataResponseV10(**fields, cluster_authorized_operations=self.cluster_operations)
+        return MetadataResponse(**fields, error_code=ErrorCode.none)
+
+
+def _response(ctx: RequestContext, request: Any, topics: list[TopicState | _Missing]) -> Any:
+    view = _View(ctx, request)
+    encoded = ctx.node.topic_answers.topics(view.form)
+    return view.response(
+        EncodedElements(
+            [
+                encoded.encode(view.topic(topic))
+                if isinstance(topic, _Missing)
+                else encoded.encoded(topic, view.topic)
+                for topic in topics
+            ]
+        )
     )
-    fields: dict[str, Any] = {
-        "throttle_time": timedelta(0),
-        "brokers": brokers,
-        "cluster_id": node.cluster_id,
-        "controller_id": _controller(node.node_id, [broker.node_id for broker in brokers]),
-        "topics": tuple(_topic(ctx, viewer, topic, operations) for topic in topics),
-    }
-    if ctx.version in _CLUSTER_OPERATIONS_IN:
-        asked = request.include_cluster_authorized_operations
-        operations = CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED
-        return MetadataResponseV10(**fields, cluster_authorized_operations=operations)
-    return MetadataResponse(**fields, error_code=ErrorCode.none)
 
 
 def _controller(node_id: int, reachable: list[int]) -> int:
