@@ -1,6 +1,6 @@
 """`penstock group`: list, describe, reset and delete groups of every kind, and change their settings."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -27,11 +27,19 @@ from penstock.cli.share_groups import (
     SHARE,
     ShareGroup,
     alter_share_offsets,
-    delete_share_group,
+    delete_group,
     describe_share_group,
+    groups_by_type,
     share_group_names,
 )
 from penstock.cli.starting import starting_offsets
+from penstock.cli.streams_groups import (
+    ASSIGNOR,
+    STREAMS,
+    StreamsGroup,
+    describe_streams_group,
+    streams_description,
+)
 
 #: As offsets by partition name the ends of a log.
 EARLIEST, LATEST = -2, -1
@@ -47,13 +55,23 @@ Names = Annotated[list[str], typer.Argument(metavar="GROUP", show_default=False)
 def list_groups(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
     """List groups with their type, state and members."""
     cluster = Cluster(bootstrap)
-    shared = share_group_names(cluster)
+    kinds = groups_by_type(cluster)
     listed = cluster.wait({"groups": cluster.admin.list_consumer_groups(request_timeout=REQUEST_TIMEOUT_S)})
     described = _describe(
-        cluster, sorted(entry.group_id for entry in listed["groups"].valid if entry.group_id not in shared)
+        cluster,
+        sorted(
+            entry.group_id
+            for entry in listed["groups"].valid
+            if kinds.get(entry.group_id) not in (SHARE, STREAMS)
+        ),
     )
     rows = [_row(name, _type(found), found, found.partition_assignor) for name, found in described.items()]
-    rows += [_row(name, SHARE, found, found.assignor) for name, found in _describe_shared(cluster, shared)]
+    for name, kind in kinds.items():
+        if kind == SHARE:
+            shared = describe_share_group(cluster, name)
+            rows.append(_row(name, SHARE, shared, shared.assignor))
+        elif kind == STREAMS:
+            rows.append(_row(name, STREAMS, describe_streams_group(cluster, name), ASSIGNOR))
     rows.sort(key=lambda row: str(row["group"]))
     if as_json:
         print_json(rows)
@@ -77,11 +95,13 @@ def _row(name: str, kind: str | None, found: Any, assignor: str | None) -> dict[
 def describe(groups: Names, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
     """Show the members, positions, lag and own settings of groups."""
     cluster = Cluster(bootstrap)
-    shared, others = _by_kind(cluster, groups)
+    shared, streams, others = _by_kind(cluster, groups)
     described = _describe(cluster, others)
     documents = [_description(cluster, name, found) for name, found in described.items()]
+    documents += [shared_description(cluster, name, describe_share_group(cluster, name)) for name in shared]
     documents += [
-        shared_description(cluster, name, found) for name, found in _describe_shared(cluster, shared)
+        streams_description(cluster, name, describe_streams_group(cluster, name), _committed(cluster, name))
+        for name in streams
     ]
     if as_json:
         print_json(documents)
@@ -104,18 +124,16 @@ def _describe(cluster: Cluster, names: Iterable[str]) -> dict[str, Any]:
     return {name: found[name] for name in wanted}
 
 
-def _by_kind(cluster: Cluster, names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Share groups, and all others, which may not exist."""
-    wanted, known = list(dict.fromkeys(names)), share_group_names(cluster)
-    return [name for name in wanted if name in known], [name for name in wanted if name not in known]
-
-
-def _describe_shared(cluster: Cluster, names: Iterable[str]) -> Iterator[tuple[str, ShareGroup]]:
-    return ((name, describe_share_group(cluster, name)) for name in names)
+def _by_kind(cluster: Cluster, names: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+    """Share groups, streams groups, and all others, which may not exist."""
+    wanted, kinds = list(dict.fromkeys(names)), groups_by_type(cluster)
+    special = (SHARE, STREAMS)
+    shared, streams = ([name for name in wanted if kinds.get(name) == kind] for kind in special)
+    return shared, streams, [name for name in wanted if kinds.get(name) not in special]
 
 
 def _state(found: Any) -> str:
-    if isinstance(found, ShareGroup):
+    if isinstance(found, ShareGroup | StreamsGroup):
         return found.state
     return str(found.state.name).lower().replace("_", "-")
 
@@ -339,13 +357,13 @@ def delete(
 ) -> None:
     """Delete groups that have no members, with their positions."""
     cluster = Cluster(bootstrap)
-    shared, others = _by_kind(cluster, groups)
+    shared, streams, others = _by_kind(cluster, groups)
     _describe(cluster, others)
     confirm(f"Delete {plural(len(groups), 'group')} ({', '.join(groups)})?", yes=yes)
     if others:
         cluster.wait(cluster.admin.delete_consumer_groups(others, request_timeout=REQUEST_TIMEOUT_S))
-    for name in shared:
-        delete_share_group(cluster, name)
+    for name in (*shared, *streams):
+        delete_group(cluster, name)
     if as_json:
         print_json([{"group": name, "deleted": True} for name in groups])
     else:

@@ -31,19 +31,21 @@ class ShareOffset(NamedTuple):
     lag: int | None
 
 
+def groups_by_type(cluster: Cluster) -> dict[str, str]:
+    """The type of every group whose broker knows of types."""
+    return dict(sorted(ask_everyone(cluster, _listed)))
+
+
 def share_group_names(cluster: Cluster) -> list[str]:
-    return sorted(set(ask_everyone(cluster, _listed)))
+    return [name for name, kind in groups_by_type(cluster).items() if kind == SHARE]
 
 
-def _listed(address: Address) -> list[str]:
-    request = schema_class("list_groups.v5.request:ListGroupsRequest")(
-        states_filter=(), types_filter=(SHARE,)
-    )
-    # A broker that knows no types lists all groups.
+def _listed(address: Address) -> list[tuple[str, str]]:
+    request = schema_class("list_groups.v5.request:ListGroupsRequest")(states_filter=(), types_filter=())
     return [
-        str(group.group_id)
+        (str(group.group_id), kind)
         for group in ask(address, request).groups
-        if getattr(group, "group_type", "").lower() == SHARE
+        if (kind := getattr(group, "group_type", "").lower())
     ]
 
 
@@ -109,8 +111,8 @@ def alter_share_offsets(cluster: Cluster, name: str, offsets: dict[Place, int]) 
             refuse_error(part, str(Place(str(topic.topic_name), int(part.partition_index))))
 
 
-def delete_share_group(cluster: Cluster, name: str) -> None:
-    """Raises Failure."""
+def delete_group(cluster: Cluster, name: str) -> None:
+    """Of any kind. Raises Failure."""
     request = schema_class("delete_groups.v2.request:DeleteGroupsRequest")(groups_names=(name,))
     (result,) = ask_coordinator(cluster, name, GROUP, request).results
     refuse_error(result, f"group {name}")
