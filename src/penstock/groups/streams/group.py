@@ -52,6 +52,7 @@ class StreamsGroup:
         "group_epoch",
         "group_id",
         "members",
+        "reported",
         "shutdown_requested_by",
         "target",
         "targets",
@@ -73,6 +74,8 @@ class StreamsGroup:
         self.configured: ConfiguredTopology | None = None
         self.endpoint_epoch = 0
         self.shutdown_requested_by: str | None = None
+        #: The tasks that members last said they own.
+        self.reported: dict[str, TaskSets] = {}
 
     def __repr__(self) -> str:
         members = list(self.members.values())
@@ -86,6 +89,7 @@ class StreamsGroup:
         copy.members, copy.targets = dict(self.members), dict(self.targets)
         copy.topics_version, copy.configured = self.topics_version, self.configured
         copy.endpoint_epoch, copy.shutdown_requested_by = self.endpoint_epoch, self.shutdown_requested_by
+        copy.reported = self.reported
         return copy
 
     # Changes
@@ -116,6 +120,7 @@ class StreamsGroup:
         if value is None:
             if kind is Kind.MEMBER:
                 self.members.pop(member_id, None)
+                self.reported.pop(member_id, None)
                 if not self.members:
                     self.shutdown_requested_by = None
             elif member is not None:

@@ -314,6 +314,11 @@ def _reconcile(draft: Draft, member_id: str, request: StreamsHeartbeat) -> Membe
     owned = None if is_retry else request.owned
     if request.member_epoch == JOINING:
         owned = NO_TASK_SETS
+    elif request.owned is None and group.reported.get(member_id) == member.current.assigned:
+        # A member that already owns just what it is assigned has nothing to revoke, and reports no change.
+        owned = member.current.assigned
+    if request.owned is not None:
+        group.reported[member_id] = request.owned
     current = _next_step(group, member, owned, joins=request.member_epoch == JOINING)
     if current == member.current:
         return member

@@ -130,6 +130,24 @@ def test_a_member_that_missed_its_revocation_does_not_confirm_it() -> None:
     world.check()
 
 
+def test_a_member_that_owns_just_what_it_keeps_confirms_without_a_report() -> None:
+    """It has not taken its tasks when they are revoked again, and misses that: there is nothing to revoke or report."""
+    world = World(topics=ready_topics())
+    a, b = world.client("a"), world.client("b")
+    world.beat(a)
+    world.beat(b)
+    world.converge()
+    kept = a.owned
+    world.leave(b)
+    world.beat(a, take=False)  # it is assigned all tasks again, and is slow to take them
+    assert a.owned == kept
+    world.beat(b)
+    world.beat(a, take=False, reply_lost=True)
+    world.converge()
+    assert set(TaskSets(a.owned.active).every()) | set(TaskSets(b.owned.active).every()) == EVERY_TASK
+    assert a.is_member
+
+
 def test_standby_tasks_are_for_tasks_with_state_and_in_other_processes() -> None:
     world = World(topics=ready_topics(), standby_replicas=1)
     for member_id, process_id in (("a1", "a"), ("a2", "a"), ("b1", "b")):

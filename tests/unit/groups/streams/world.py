@@ -76,6 +76,8 @@ class Client:
     assigned: TaskSets = NO_TASK_SETS
     is_member: bool = False
     last: StreamsHeartbeatReply | None = None
+    #: The tasks it last reported: it says nothing of them until they change, or a reply was lost.
+    reported: TaskSets | None = None
 
     def settle(self, *, take: bool) -> None:
         """Revokes what is no longer assigned; takes what is new, which a busy client may do later."""
@@ -111,6 +113,7 @@ class World:
         self, client: Client, *, reply_lost: bool = False, take: bool = True, **more: object
     ) -> StreamsHeartbeatReply:
         joins = client.epoch == JOINING
+        owned = NO_TASK_SETS if joins else client.owned
         request = StreamsHeartbeat(
             group_id=GROUP,
             member_id=client.member_id,
@@ -118,7 +121,7 @@ class World:
             endpoint_epoch=0 if client.last is None else client.last.endpoint_epoch,
             rebalance_timeout_ms=REBALANCE_MS if joins else -1,
             topology=client.topology if joins else None,
-            owned=NO_TASK_SETS if joins else client.owned,
+            owned=owned if joins or owned != client.reported else None,
             process_id=client.process_id if joins else None,
             endpoint=client.endpoint if joins else None,
             session_timeout_ms=SESSION_MS,
@@ -128,6 +131,7 @@ class World:
             standby_replicas=self.standby_replicas,
             **more,  # type: ignore[arg-type]
         )
+        client.reported = None if reply_lost else owned
         (reply,) = self.perform(heartbeat(self.shard, request, "token", now_ms=self.now_ms))
         if not reply_lost:
             self._hear(client, reply, take=take)
@@ -145,6 +149,8 @@ class World:
 
     def _hear(self, client: Client, reply: StreamsHeartbeatReply, *, take: bool) -> None:
         client.last = reply
+        if reply.error is not ErrorCode.none:
+            client.reported = None
         if reply.error in (ErrorCode.fenced_member_epoch, ErrorCode.unknown_member_id):
             client.epoch, client.owned, client.assigned, client.is_member = (
                 JOINING,
