@@ -86,14 +86,16 @@ async def snapshot(node: Node) -> Iterator[Family]:
     families = [*_node_families(node), *_request_families(node), *_topic_families(node)]
     partitions: list[_PartitionRow] = []
     followers: list[FollowerRow] = []
-    counted = Counted()
+    counted, damaged = Counted(), _Damaged()
     for piece in _pieces(list(node.partitions), _PIECE_PARTITIONS):
         for partition in piece:
             partitions.append(_partition_row(partition))
             followers += follower_rows(partition)
             counted = counted.and_also(partition)
+            damaged.add(partition)
         await asyncio.sleep(0)
     families += replication_families(node, counted, followers)
+    families += damaged.families(node)
     if "transactions" in node.__dict__:
         from penstock.broker.transactions.metrics import transaction_families
 
@@ -151,7 +153,6 @@ def _node_families(node: Node) -> Iterator[Family]:
     yield counter(
         "penstock_storage_errors", "Requests that the disk kept from being served.", _storage_errors(node)
     )
-    yield gauge("penstock_partitions_failed", "Partitions that cannot be opened.", len(node.store.failed))
     yield gauge(
         "penstock_request_buffer_bytes",
         "Memory held by requests that are still arriving.",
@@ -169,6 +170,27 @@ def _node_families(node: Node) -> Iterator[Family]:
     yield counter(
         "penstock_log_lines_suppressed", "Lines left out of the node's own log.", suppressed_lines()
     )
+
+
+class _Damaged:
+    """What of the partitions cannot be served because its bytes are not what was written."""
+
+    def __init__(self) -> None:
+        self._partitions = self._offsets = 0
+
+    def add(self, partition: Partition) -> None:
+        damages = partition.log.damages
+        if damages:
+            self._partitions += 1
+            self._offsets += sum(item.end_offset - item.start_offset for item in damages)
+
+    def families(self, node: Node) -> Iterator[Family]:
+        text = "Partitions that cannot be opened, or whose folder is gone."
+        not_open = len(node.store.failed) + len(node.partitions.missing)
+        yield gauge("penstock_partitions_failed", text, not_open)
+        text = "Partitions with damaged records that are refused to readers."
+        yield gauge("penstock_partitions_damaged", text, self._partitions)
+        yield gauge("penstock_damaged_offsets", "Offsets refused because of damage.", self._offsets)
 
 
 def _storage_errors(node: Node) -> int:

@@ -24,6 +24,8 @@ logger = logging.getLogger("penstock.housekeeping")
 
 _FLUSH_CHECK_MS = 100
 _REFUSED_CHECK_MS = 5_000
+#: How far the note of the last sync may fall behind it in a power cut.
+_SYNC_NOTES_MS = 1_000
 #: However often a setting asks for a chore, requests come first.
 _REST_MS_MIN = 10
 _BACKOFF = "log.cleaner.backoff.ms"
@@ -72,6 +74,7 @@ class Housekeeping:
         )
         self._repeat("producers", settings.integer("producer.id.expiration.check.interval.ms"), self._expire)
         self._repeat("flush", _FLUSH_CHECK_MS, self._flush_by_interval)
+        self._repeat("sync notes", _SYNC_NOTES_MS, self._sync_notes)
         self._repeat("refused", _REFUSED_CHECK_MS, self._try_refused)
         if settings.boolean("log.cleaner.enable"):
             self._node.dynamic.watch((_BACKOFF, _CLEANER_THREADS, _CLEANER_BUFFER), self._configure_cleaner)
@@ -179,6 +182,10 @@ class Housekeeping:
             if partition.log.rolled_unsynced:
                 partition.flush()
         await self._node.in_thread(self._node.store.checkpoint)
+
+    async def _sync_notes(self) -> None:
+        if self._node.store.has_unsynced_notes:
+            await self._node.in_thread(self._node.store.sync_notes)
 
     async def _save_high_watermarks(self) -> None:
         """So that a replica that starts again knows what was committed without asking anyone."""

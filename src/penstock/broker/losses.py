@@ -88,7 +88,7 @@ class Losses:
             self._is_reporting = False
 
     def is_replaceable(self, key: Key, state: PartitionState) -> bool:
-        """Others have everything, or an operator has chosen to go on with what is here."""
+        """Others have everything, or an operator has chosen to go on without what is here."""
         node_id = self._node.node_id
         able = {*state.isr, *state.elr}
         if node_id not in able:
@@ -115,3 +115,8 @@ def is_owed(state: PartitionState, node_id: int) -> bool:
 
 def has_peers(state: PartitionState) -> bool:
     return len(state.replicas) > 1
+
+
+def others_have(state: PartitionState, node_id: int) -> bool:
+    """Another replica has everything that was committed."""
+    return bool({*state.isr, *state.elr} - {node_id})

@@ -38,7 +38,7 @@ from penstock.broker.settings import Settings
 from penstock.broker.settings_table import REPLICA_SELECTORS
 from penstock.cluster.delta import ImageDelta
 from penstock.cluster.image import ClusterImage
-from penstock.cluster.names import SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
+from penstock.cluster.names import CLUSTER_METADATA, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
 from penstock.cluster.serde import UnreadableRecord
 from penstock.cluster.state import ResourceType
 from penstock.log.identity import WrongOwner
@@ -206,7 +206,11 @@ class Node:
         try:
             self.quorum.open()
         except (CorruptLog, DamagedSnapshot, DamagedElection) as error:
-            raise StartFailed(f"the metadata log is damaged: {error}") from None
+            hint = (
+                "nothing was changed; put a copy of the folder back, or give up what follows the damage with "
+                f"`penstock disk accept-loss --data-dir {self.settings.data_dir} {CLUSTER_METADATA}-0`"
+            )
+            raise StartFailed(f"the metadata log is damaged: {error}", hint) from None
         self.metadata.open()
         self.dynamic.watch((_PRODUCER_EXPIRY, _RECOVERY_THREADS), self._configure_store)
         self.groups = GroupCoordinator(self)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
 from penstock.broker.flusher import end_process
-from penstock.broker.losses import Key, Losses, has_peers, is_damage, is_owed
+from penstock.broker.losses import Key, Losses, has_peers, is_damage, is_owed, others_have
 from penstock.broker.partition import Partition, Role
 from penstock.broker.topic_settings import log_config, node_layers
 from penstock.broker.topology import absence
@@ -42,6 +42,8 @@ class PartitionTable:
         self.by_raw_id: dict[bytes, dict[int, Partition]] = {}
         #: In the image but not here yet, because the disk refused them; housekeeping tries again.
         self.refused: set[Key] = set()
+        #: The only copy, whose folder has gone: not served until an operator brings it back or accepts the loss.
+        self.missing: set[Key] = set()
         self.lost = Losses(node)
 
     def __iter__(self) -> Iterator[Partition]:
@@ -63,9 +65,14 @@ class PartitionTable:
         partition = self.get(topic, index)
         if partition is None:
             found = self._node.image.topics.get(topic)
-            raise absence(found, index, by_id=False, node_id=self._node.node_id)
+            raise absence(self._node, found, index, by_id=False)
         partition.check_leader(leader_epoch)
         return partition
+
+    def is_kept_out(self, key: Key) -> bool:
+        """A replica that should be here, and the disk does not let it: full, unreadable, damaged or gone."""
+        kept_out = key in self.refused or key in self.missing or key in self.lost
+        return kept_out or key in self._node.store.failed
 
     def high_watermarks(self) -> dict[Key, int]:
         """What is saved of them: a leader without followers does not need it."""
@@ -192,9 +199,17 @@ class PartitionTable:
         if wanted and self._node.state == "starting":
             here = {*await self._node.in_thread(self._node.store.stored), *replaced}
             for key, state in states.items():
-                if key not in here and is_owed(state, self._node.node_id):
+                if key in here:
+                    continue
+                if is_owed(state, self._node.node_id):
                     self._lose(key, "the folder is missing")
-        return {key: topic for key, topic in wanted.items() if key not in self.lost or key in self.refused}
+                elif not has_peers(state) and self._node.store.has_held(*key, wanted[key].id):
+                    self._miss(key)
+        return {
+            key: topic
+            for key, topic in wanted.items()
+            if key not in self.missing and (key not in self.lost or key in self.refused)
+        }
 
     async def _open_logs(
         self, wanted: dict[Key, TopicState], settings: dict[str, dict[str, Effective]]
@@ -203,14 +218,17 @@ class PartitionTable:
         report = await self._node.in_thread(self._open_in_store, wanted, configs)
         for (name, index), log in report.opened.items():
             topic = wanted[name, index]
-            if log.was_beheaded and has_peers(topic.partitions[index]):
+            state = topic.partitions[index]
+            if log.was_beheaded and has_peers(state):
                 # Not served, as if it could not be opened: a copy without its beginning must not lead.
                 report.failed[name, index] = CorruptLog(f"what was before offset {log.start_offset} has gone")
+                continue
+            if log.damages and others_have(state, self._node.node_id):
+                report.failed[name, index] = CorruptLog(f"damaged: {log.damages[0]}")
                 continue
             partition = self._adopt(topic, index, log, _min_insync_replicas(settings[name]))
             self._throttle(partition, settings[name])
             self.lost.forget((name, index))
-            state = topic.partitions[index]
             if (name, index) in report.short and has_peers(state):
                 self._lose_end((name, index), f"the log ends at {log.end_offset}, and more was synced once")
             elif self._is_trusted_too_far(log, state):
@@ -219,12 +237,19 @@ class PartitionTable:
         return report
 
     def _open_in_store(self, wanted: dict[Key, TopicState], configs: dict[str, LogConfig]) -> OpenReport:
+        store, now_ms = self._node.store, self._node.now_ms()
         logs = {key: Wanted(topic.id, configs[key[0]]) for key, topic in wanted.items()}
         try:
-            return self._node.store.open_or_create_these(logs, now_ms=self._node.now_ms())
+            report = store.open_or_create_these(logs, now_ms=now_ms)
+            for key in report.short:
+                if not has_peers(wanted[key].partitions[key[1]]):
+                    # Nobody else has what was at its end, and its offsets must not be given out again.
+                    synced_offset = store.synced_offset(*key, wanted[key].id)
+                    report.opened[key].continue_at(synced_offset, now_ms)
         except OSError as error:
             end_process(error)
             raise
+        return report
 
     def _adopt(self, topic: TopicState, index: int, log: Log, min_insync_replicas: int) -> Partition:
         """Serve a log that is open already."""
@@ -250,12 +275,22 @@ class PartitionTable:
 
     def unreadable(self, partition: Partition, error: ApiError) -> None:
         """A file below the high watermark is missing or damaged: others have it, if there are others."""
+        if partition.log.damages and partition.isr_size <= 1:
+            return  # known when it was opened, and served as far as it is whole
         if is_damage(error) and partition.is_replicated:
             self._lose(partition.key, error.message or error.code.name)
 
     def _lose(self, key: Key, reason: str) -> None:
         if self.lost.add(key, reason) and self._node.state != "starting":
             self._node.spawn(self.lost.report())
+
+    def _miss(self, key: Key) -> None:
+        """An empty log in its place would say that nothing was ever written."""
+        self.missing.add(key)
+        logger.critical(
+            "partition folder is missing: bring it back and restart, or accept the loss with `penstock disk`",
+            extra={"partition": _name(key), "data_dir": str(self._node.store.directory)},
+        )
 
     def _is_trusted_too_far(self, log: Log, state: PartitionState) -> bool:
         """The controller counts on a copy that may lack its end: it takes this node's flush policy for another."""
@@ -291,6 +326,7 @@ class PartitionTable:
         """This node is no replica any more."""
         is_here = self.get(*key) is not None or key in self.lost or key in self._node.store.failed
         self.refused.discard(key)
+        self.missing.discard(key)
         self.lost.forget(key)
         if not is_here:
             return
@@ -331,6 +367,7 @@ class PartitionTable:
         self.by_raw_id.pop(topic.id.bytes, None)
         self._node.metrics.topics.pop(topic.name, None)
         self.refused = {key for key in self.refused if key[0] != topic.name}
+        self.missing = {key for key in self.missing if key[0] != topic.name}
         for index in topic.partitions:
             self.lost.forget((topic.name, index))
         for partition in partitions.values():

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _READ_COMMITTED: Final = 1
 _OK: Final = ErrorCode.none.value
+#: What a file that is missing or damaged looks like.
+_UNREADABLE: Final = frozenset({ErrorCode.kafka_storage_error, ErrorCode.corrupt_message})
 
 #: A partition, an offset in it, and the leader epoch: what was read in an earlier one may have been cut away since.
 Place = tuple[Key, int, int]
@@ -105,7 +107,7 @@ class Reads:
         partition = None if found is None else found.get(key[1])
         if partition is None:
             topic = topic_of(self._node.image, key[0], by_id=self._by_id)
-            raise absence(topic, key[1], by_id=self._by_id, node_id=self._node.node_id)
+            raise absence(self._node, topic, key[1], by_id=self._by_id)
         return partition
 
     def _read(self, key: Key, wanted: Wanted, bytes_left: int, is_first: bool) -> Read:
@@ -268,7 +270,7 @@ class Reads:
     def _error(self, key: Key, error: ApiError) -> PartitionData:
         self._node.metrics.count_error("fetch", error.code.name)
         found = (self._partitions_of.get(key[0]) or {}).get(key[1])
-        if found is not None and error.code is ErrorCode.kafka_storage_error:
+        if found is not None and error.code in _UNREADABLE:
             self._node.partitions.unreadable(found, error)
         if found is None or error.code is not ErrorCode.offset_out_of_range:
             return PartitionData(key[1], error.code.value, current_leader=self._leader(key, error.code))

@@ -55,7 +55,7 @@ class Refetches:
         except ApiError as error:
             # Of a log that has been closed or handed on meanwhile this says nothing.
             is_current = partition.leading is not None and partition.leading.refetches is self
-            if is_current and error.code is ErrorCode.kafka_storage_error:
+            if is_current and error.code in (ErrorCode.kafka_storage_error, ErrorCode.corrupt_message):
                 self._found_damage(node, partition, offset, error)
         finally:
             self._is_looking = False
@@ -76,10 +76,10 @@ class Refetches:
 
 
 def _check(log: Log, offset: int, size: int) -> None:
-    """Blocking. Raises KAFKA_STORAGE_ERROR for damage, and what else reading may raise."""
+    """Blocking. Raises CORRUPT_MESSAGE for damage, and what else reading may raise."""
     records = log.read(offset, size, log.end).data
     try:
         check_served(records)
     except ApiError as error:
         message = f"damaged at or after offset {offset}: {error.message}"
-        raise ApiError(ErrorCode.kafka_storage_error, message) from None
+        raise ApiError(ErrorCode.corrupt_message, message) from None

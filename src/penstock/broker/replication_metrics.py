@@ -68,7 +68,9 @@ def replication_families(node: Node, counted: Counted, rows: list[FollowerRow]) 
     text = "Partitions led here with fewer replicas in sync than min.insync.replicas."
     yield gauge("penstock_partitions_under_min_isr", text, counted.under_min_isr)
     text = "Partitions with a replica here that nobody leads."
-    offline = counted.offline + len(node.partitions.refused | node.partitions.lost.keys)
+    offline = counted.offline + len(
+        node.partitions.refused | node.partitions.missing | node.partitions.lost.keys
+    )
     yield gauge("penstock_partitions_offline", text, offline)
     lags = [(row.labels, float(row.lag_messages)) for row in rows if row.lag_messages >= 0]
     text = "Messages that a follower of a partition led here does not have yet."

@@ -82,12 +82,16 @@ def topic_of(image: ClusterImage, raw: bytes, *, by_id: bool) -> TopicState | No
     return image.topics.get(raw.decode(errors="replace"))
 
 
-def absence(topic: TopicState | None, index: int, *, by_id: bool, node_id: int) -> ApiError:
-    """Why a partition is not on this node: unknown to all, or to be found elsewhere."""
+def absence(node: Node, topic: TopicState | None, index: int, *, by_id: bool) -> ApiError:
+    """Why a partition is not on this node: unknown to all, to be found elsewhere, or kept from serving by its disk."""
     if topic is None:
         return ApiError(ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition)
     state = topic.partitions.get(index)
-    if state is None or state.leader == node_id:
+    if state is None:
+        return ApiError(ErrorCode.unknown_topic_or_partition)
+    if state.leader == node.node_id:
+        if node.partitions.is_kept_out((topic.name, index)):
+            return ApiError(ErrorCode.kafka_storage_error, "the disk keeps the partition from being served")
         return ApiError(ErrorCode.unknown_topic_or_partition)
     return ApiError(ErrorCode.not_leader_or_follower)
 

@@ -14,6 +14,7 @@ from penstock.cli import (
     config,
     consume,
     demo,
+    disk,
     dlq,
     group,
     outbox,
@@ -43,6 +44,7 @@ VERBS = [
     "outbox",
     "pipeline",
     "cluster",
+    "disk",
     "config",
 ]  # as help lists them
 
@@ -109,6 +111,7 @@ app.add_typer(dlq.app, name="dlq")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(disk.app, name="disk")
 app.command("config")(with_flags(SETTING_FLAGS, config.show))
 
 

@@ -35,8 +35,14 @@ def safe_epoch(directory: Path, *, stopped_cleanly: bool, boot_id: str | None) -
     last = _read(directory)
     if last is None:
         return UNKNOWN_EPOCH
-    same_boot = boot_id is not None and last.boot_id == boot_id
+    same_boot = is_same_boot(directory, boot_id)
     return last.broker_epoch if stopped_cleanly or same_boot else UNKNOWN_EPOCH
+
+
+def is_same_boot(directory: Path, boot_id: str | None) -> bool:
+    """Whether the machine has been up ever since the last run: then whatever that run wrote is still there."""
+    last = _read(directory)
+    return last is not None and boot_id is not None and last.boot_id == boot_id
 
 
 def note_run(directory: Path, run: Run) -> None:

@@ -17,6 +17,7 @@ from penstock.log.names import EPOCH_CHECKPOINT
 from penstock.log.positions import LogPosition
 from penstock.log.segment import Segment
 from penstock.log.snapshots import Snapshot
+from penstock.log.synced_offsets import SyncedSlot
 from penstock.log.tail import SharedFile
 
 #: Rolled segments that wait for a flush keep their write descriptor, which is the one that reports a failed
@@ -65,6 +66,7 @@ class FlushTicket:
     snapshots: tuple[Snapshot, ...]
     epoch_entries: list[tuple[int, int]] | None
     names_changed: bool
+    slot: SyncedSlot | None = None
     complete: bool = False
 
     def run(self) -> None:
@@ -76,6 +78,8 @@ class FlushTicket:
         for item in self.rolled:
             _sync_rolled(item)
         os.fdatasync(self.tail.fd)
+        if self.slot is not None:
+            self.slot.note(self.upto.offset)
         try:
             self._write_notes()
             self.complete = True
@@ -115,6 +119,7 @@ class FlushState:
     __slots__ = (
         "_held",
         "_lock",
+        "_slot",
         "_snapshots",
         "_ticket",
         "gate",
@@ -123,8 +128,11 @@ class FlushState:
         "synced",
     )
 
-    def __init__(self, synced: LogPosition) -> None:
+    def __init__(self, synced: LogPosition, slot: SyncedSlot | None = None) -> None:
         self.synced = synced
+        self._slot = slot
+        if slot is not None:
+            slot.note(synced.offset)
         self.recovery_point = synced.offset
         self.names_changed = False
         self.gate = FlushGate()
@@ -163,6 +171,7 @@ class FlushState:
                 snapshots=tuple(self._snapshots),
                 epoch_entries=epoch_cache.entries() if epoch_cache.dirty else None,
                 names_changed=self.names_changed,
+                slot=self._slot,
             )
             ticket.hold_files()
         epoch_cache.dirty = self.names_changed = False

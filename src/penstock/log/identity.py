@@ -9,6 +9,8 @@ from penstock.log.checkpoints import replace_durably
 from penstock.log.names import PARTITION_METADATA
 
 META_PROPERTIES: Final = "meta.properties"
+#: Under which id this folder votes, where that is not its directory id any more.
+VOTER_ID: Final = "penstock-voter-id"
 
 
 class WrongOwner(Exception):
@@ -42,10 +44,34 @@ def claim(directory: Path, *, node_id: int, cluster_id: str | None, founding: bo
     return owner
 
 
+def owner_of(directory: Path) -> Owner:
+    """Raises WrongOwner."""
+    if not (directory / META_PROPERTIES).exists():
+        raise WrongOwner(f"{directory} has no {META_PROPERTIES}")
+    return _decode(directory / META_PROPERTIES)
+
+
 def join(directory: Path, owner: Owner, cluster_id: str | None = None) -> Owner:
     """The folder belongs to this cluster, or to a new one, from now on."""
     assert not owner.cluster_id, f"{directory} belongs to cluster {owner.cluster_id}"
     return _save(directory, owner._replace(cluster_id=cluster_id or uuid_text(uuid4())))
+
+
+def read_voter_id(directory: Path) -> UUID | None:
+    """None while the folder votes under its directory id. Raises WrongOwner."""
+    try:
+        return parse_uuid((directory / VOTER_ID).read_text().strip())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise WrongOwner(f"{directory / VOTER_ID} cannot be understood: {error}") from None
+
+
+def renew_voter_id(directory: Path) -> UUID:
+    """Durable when it returns: what was voted and acknowledged here before is another voter's. Raises OSError."""
+    voter_id = _new_directory_id()
+    replace_durably(directory / VOTER_ID, uuid_text(voter_id).encode())
+    return voter_id
 
 
 def write_topic_id(folder: Path, topic_id: UUID) -> None:

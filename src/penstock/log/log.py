@@ -1,8 +1,9 @@
 """One partition on disk. Appends belong to the event loop; reads may come from any thread meanwhile."""
 
+import logging
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from errno import ENOSPC
 from functools import partial
@@ -10,9 +11,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from penstock.log import leftovers, lookup, recovery, replay, retention, snapshots, timestamps
+from penstock.log import damage, leftovers, lookup, recovery, replay, retention, snapshots, timestamps
 from penstock.log.aborted import Aborted, AbortedIndex
+from penstock.log.checkpoints import sync_directory
 from penstock.log.config import INT32_MAX, LogConfig
+from penstock.log.damage import Damage
 from penstock.log.files import FilePool
 from penstock.log.flush import FlushState, FlushTicket, Rolled
 from penstock.log.names import DELETED, SNAPSHOT, offset_file
@@ -21,6 +24,7 @@ from penstock.log.producers import trace_of
 from penstock.log.reader import Reader, damaged
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
+from penstock.log.synced_offsets import SyncedSlot
 from penstock.log.tail import SharedFile, Tail
 from penstock.log.transactions import VerificationGuard
 from penstock.log.validation import checked_header, checked_replica
@@ -42,6 +46,8 @@ _STAMP: Final = struct.Struct(">qii")
 
 Found = TypeVar("Found")
 
+_logger = logging.getLogger("penstock.log")
+
 
 class SegmentsChanged(Exception):
     """Retention or truncation took segments that compaction was about to replace."""
@@ -50,7 +56,14 @@ class SegmentsChanged(Exception):
 class Log:
     """Open one with `Log.open`. `end` is where the next batch goes, `synced` is how far the disk has it."""
 
-    def __init__(self, directory: Path, config: LogConfig, files: FilePool, loaded: recovery.Loaded) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: LogConfig,
+        files: FilePool,
+        loaded: recovery.Loaded,
+        slot: SyncedSlot | None = None,
+    ) -> None:
         segments = loaded.segments
         self.directory = directory
         self.config = config
@@ -65,7 +78,8 @@ class Log:
         self.end = LogPosition(loaded.end_offset, segments.last.base_offset, segments.last.size)
         self._reader = Reader(segments, files)
         self._tail = Tail(segments.last)
-        self._flush = FlushState(self.end)
+        self._flush = FlushState(self.end, slot)
+        self._set_damages(loaded.damages)
         self._segment_ms_max = config.segment_ms_max
         self._replacing: tuple[Segment, ...] = ()
         # Taken by whoever changes the list of segments: rolling on the loop, compaction in its thread.
@@ -87,8 +101,13 @@ class Log:
         start_offset: int = 0,
         now_ms: int,
         producer_expiry_ms: int = 86_400_000,
+        crash: recovery.Crash = recovery.UNKNOWN_CRASH,
+        slot: SyncedSlot | None = None,
     ) -> Self:
-        """Blocking. A new folder is made when there is none. Raises CorruptLog or OSError."""
+        """Blocking. A new folder is made when there is none. Raises OSError.
+
+        `slot` is where each sync is noted, `crash` what the notes of the last run say.
+        """
         loaded = recovery.load(
             directory,
             config,
@@ -98,8 +117,9 @@ class Log:
             start_offset=start_offset,
             now_ms=now_ms,
             producer_expiry_ms=producer_expiry_ms,
+            crash=crash,
         )
-        return cls(directory, config, files, loaded)
+        return cls(directory, config, files, loaded, slot)
 
     def __repr__(self) -> str:
         return f"<Log {self.directory.name} [{self.start_offset}, {self.end.offset}) in {len(self.segments)}>"
@@ -288,6 +308,13 @@ class Log:
             raise self._out_of_range(offset)
         if offset >= upto.offset:
             return Slice(b"", offset)
+        if self.damages:
+            return self._read_around_damage(offset, max_bytes, upto, at_least_one, nowait)
+        return self._read(offset, max_bytes, upto, at_least_one, nowait)
+
+    def _read(
+        self, offset: int, max_bytes: int, upto: LogPosition, at_least_one: bool, nowait: bool
+    ) -> Slice:
         try:
             return self._reader.read(offset, max_bytes, upto, at_least_one, nowait)
         except BlockingIOError:
@@ -333,18 +360,24 @@ class Log:
 
     def _position_of(self, offset: int) -> LogPosition:
         end = self.end
+        if self._all_damages and offset < end.offset:
+            lost = damage.at_offset(self._all_damages, offset)
+            if lost is not None:
+                return self._before_damage(lost)
         place = self._reader.find(offset, end) if offset < end.offset else None
         if place is None:
             return end
         segment, position = place
         file = self.files.pin(segment)
         try:
-            walked = next(walk(file.fd, position, segment.size, chunk_bytes=NEAR_BYTES), None)
+            walked = next(
+                walk(file.fd, position, segment.size, chunk_bytes=NEAR_BYTES, holes=segment.holes), None
+            )
         finally:
             self.files.unpin(file)
         if walked is None:
             raise damaged(segment, position)
-        _, header = walked
+        position, header = walked
         return LogPosition(min(offset, header.base_offset), segment.base_offset, position)
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampMatch | None:
@@ -369,6 +402,46 @@ class Log:
             ErrorCode.offset_out_of_range,
             f"offset {offset} is not within {self.start_offset} and {self.end.offset}",
         )
+
+    # Damage
+
+    def _set_damages(self, damages: Iterable[Damage]) -> None:
+        self._all_damages = tuple(damages)
+        #: What readers are refused, in order of offsets.
+        self.damages = tuple(item for item in self._all_damages if not item.accepted)
+
+    def _read_around_damage(
+        self, offset: int, max_bytes: int, upto: LogPosition, at_least_one: bool, nowait: bool
+    ) -> Slice:
+        """Raises CORRUPT_MESSAGE at a damaged offset; what is read before one ends there."""
+        found = damage.at_offset(self.damages, offset)
+        if found is not None:
+            raise ApiError(ErrorCode.corrupt_message, f"{self.directory.name} is damaged at {found}")
+        piece = self._read(offset, max_bytes, upto, at_least_one, nowait)
+        following = min(
+            (item.start_offset for item in self.damages if item.start_offset > offset), default=None
+        )
+        if following is not None and following < piece.next_offset:
+            return piece._replace(next_offset=following)
+        return piece
+
+    def _before_damage(self, lost: Damage) -> LogPosition:
+        if lost.segment_base != damage.NO_SEGMENT:
+            return LogPosition(lost.start_offset, lost.segment_base, lost.position)
+        segment = self._reader.segments.holding(lost.start_offset)
+        return LogPosition(lost.start_offset, segment.base_offset, segment.size)
+
+    def continue_at(self, offset: int, now_ms: int) -> None:
+        """Files at the end have gone: what was in them is damage, and the log goes on beyond it. Blocking."""
+        assert offset > self.end.offset, (self, offset)
+        lost = Damage(self.end.offset, offset)
+        damage.save(self.directory, [*self._all_damages, lost])
+        self._set_damages([*self._all_damages, lost])
+        _logger.critical(
+            "log damaged: acknowledged records cannot be read",
+            extra={"directory": str(self.directory), "damage": str(lost)},
+        )
+        self.roll(now_ms, offset)
 
     # Flushing
 
@@ -398,6 +471,11 @@ class Log:
             self.start_offset = offset
             self.producers.is_complete = False
             self.epochs.truncate_start(offset)
+            self._forget_damage_before_start()
+
+    def _forget_damage_before_start(self) -> None:
+        if self._all_damages:
+            self._set_damages(item for item in self._all_damages if item.end_offset > self.start_offset)
 
     def expired_segments(self, now_ms: int, below: int | None = None) -> list[Segment]:
         """What retention lets go of, up to the offset `below` (the high watermark). May read a few bytes."""
@@ -435,6 +513,7 @@ class Log:
                 self.files.rename(segment, DELETED)
                 self.files.forget(segment)
         self.epochs.truncate_start(self.start_offset)
+        self._forget_damage_before_start()
         bases = [segment.base_offset for segment in present]
         stale = [self.directory / offset_file(base, SNAPSHOT) for base in bases]
         return [*leftovers.existing_files(present), *(path for path in stale if path.exists())]
@@ -545,6 +624,11 @@ class Log:
         snapshots.remove(
             self.directory, (o for o in snapshots.list_offsets(self.directory) if o > end.offset)
         )
+        # One that came back after a power cut would tell of a sync that was taken back.
+        sync_directory(self.directory)
+        if self._all_damages:
+            self._set_damages(item for item in self._all_damages if item.start_offset < end.offset)
+            damage.save(self.directory, self._all_damages)
         replay.restore_producers(
             self.producers,
             self.directory,

@@ -64,7 +64,13 @@ def first_timestamp(segment: Segment, files: FilePool) -> int:
         file = files.pin(segment)
         try:
             segment.first_timestamp = next(
-                (h.max_timestamp for _, h in walk(file.fd, 0, segment.size, chunk_bytes=NEAR_BYTES)), -1
+                (
+                    header.max_timestamp
+                    for _, header in walk(
+                        file.fd, 0, segment.size, chunk_bytes=NEAR_BYTES, holes=segment.holes
+                    )
+                ),
+                -1,
             )
         finally:
             files.unpin(file)
@@ -105,7 +111,8 @@ def rebuild(
     fresh.start_indexing()
     file = files.pin(segment)
     try:
-        for _, header in walk(file.fd, 0, segment.size):
+        for position, header in walk(file.fd, 0, segment.size, holes=segment.holes):
+            fresh.size = position
             fresh.note(header.last_offset, header.max_timestamp, header.size, config)
     finally:
         files.unpin(file)

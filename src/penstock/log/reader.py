@@ -13,7 +13,7 @@ from penstock.log.positions import LogPosition, Slice
 from penstock.log.replay import reindex_aborted
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
-from penstock.log.walk import NEAR_BYTES, walk
+from penstock.log.walk import NEAR_BYTES, past_holes, walk
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.records import HEADER, HEADER_BYTES, LENGTH_OVERHEAD_BYTES
 
@@ -48,7 +48,7 @@ class Reader:
     def read(self, offset: int, max_bytes: int, upto: LogPosition, at_least_one: bool, nowait: bool) -> Slice:
         hints = self._hints
         hint = hints.get(offset)
-        if hint is not None and hint[1] < hint[0].size:
+        if hint is not None and hint[1] < hint[0].size and not hint[0].holes:
             segment, position = hint
         else:
             place = self.find(offset, upto, nowait)
@@ -56,6 +56,8 @@ class Reader:
                 return Slice(b"", offset)
             segment, position = place
         limit, next_offset = self._limit(segment, upto, nowait)
+        if segment.holes:
+            limit, next_offset = _before_hole(segment, position, limit, next_offset)
         if limit <= position:
             return Slice(b"", offset)
         file = self.files.pin(segment)
@@ -108,7 +110,7 @@ class Reader:
         return reindex_aborted(self.segments, [segment], self.files, log_start_offset)[0]
 
     def _find_in(self, segment: Segment, offset: int, nowait: bool) -> int | None:
-        if offset <= segment.base_offset:
+        if offset <= segment.base_offset and not segment.holes:
             return 0 if segment.size else None
         if nowait and segment.offsets is None:
             raise BlockingIOError
@@ -127,7 +129,9 @@ class Reader:
         file = self.files.pin(segment)
         try:
             read_at = partial(self.files.read, nowait=nowait)
-            for position, header in walk(file.fd, reached, end, chunk_bytes=NEAR_BYTES, read_at=read_at):
+            for position, header in walk(
+                file.fd, reached, end, chunk_bytes=NEAR_BYTES, read_at=read_at, holes=segment.holes
+            ):
                 if indexed not in (-1, header.last_offset - base_offset):
                     break
                 if header.last_offset >= offset:
@@ -137,7 +141,7 @@ class Reader:
             self.files.unpin(file)
         if indexed >= 0 and segment.next_base is not None:
             raise _WrongIndex
-        if reached < end:
+        if past_holes(reached, segment.holes) < end:
             raise damaged(segment, reached)
         return None
 
@@ -196,6 +200,14 @@ def _last_whole(data: bytes | bytearray, at: int, max_bytes: int) -> tuple[int, 
     return at, next_offset
 
 
+def _before_hole(segment: Segment, position: int, limit: int, next_offset: int) -> tuple[int, int]:
+    """A slice ends where damage begins."""
+    for hole in segment.holes:
+        if position < hole.position < limit:
+            return hole.position, hole.offset
+    return limit, next_offset
+
+
 def _remember(hints: Hints, offset: int, place: Place) -> None:
     if len(hints) >= HINTS_MAX:
         hints.clear()
@@ -203,4 +215,4 @@ def _remember(hints: Hints, offset: int, place: Place) -> None:
 
 
 def damaged(segment: Segment, position: int) -> ApiError:
-    return ApiError(ErrorCode.kafka_storage_error, f"{segment.path} is damaged at position {position}")
+    return ApiError(ErrorCode.corrupt_message, f"{segment.path} is damaged at position {position}")

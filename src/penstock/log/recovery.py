@@ -1,15 +1,21 @@
-"""Opening a log: nothing is read after a clean end; after any other, the unsynced part is checked and cut."""
+"""Opening a log: nothing is read after a clean end; after any other, what may not be on disk is checked.
+
+A bad batch is a torn tail or damage. Only a torn tail is cut: what lies beyond the last sync that is known of, and can
+be explained by a crash. Damage stays on disk (see `damage.py` and decision 26).
+"""
 
 import logging
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
+from uuid import uuid4
 
+from penstock.log import damage, snapshots
 from penstock.log import epochs as epoch_files
-from penstock.log import snapshots
 from penstock.log.aborted import AbortedIndex
-from penstock.log.checkpoints import sync_directory
+from penstock.log.checkpoints import DamagedCheckpoint, sync_directory, write_synced
 from penstock.log.config import LogConfig
+from penstock.log.damage import Damage
 from penstock.log.epochs import EpochCache
 from penstock.log.files import FilePool
 from penstock.log.index import DamagedIndex
@@ -35,7 +41,7 @@ from penstock.log.producers import Producers
 from penstock.log.replay import prune_snapshots, reindex_aborted, restore_producers
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
-from penstock.log.walk import checksum_holds, walk
+from penstock.log.walk import Hole, checksum_holds, past_holes, walk
 from penstock.protocol.records import BatchHeader
 
 _logger = logging.getLogger("penstock.log")
@@ -53,6 +59,20 @@ class Loaded(NamedTuple):
     epochs: EpochCache
     #: Segments from before its first one have gone, and nobody has deleted them.
     is_beheaded: bool = False
+    damages: tuple[Damage, ...] = ()
+
+
+class Crash(NamedTuple):
+    """What is known of how the last run ended."""
+
+    #: Up to here the log was synced for sure.
+    durable_offset: int = 0
+    #: The machine has not been restarted since, so whatever was written is still there.
+    same_boot: bool = False
+
+
+#: Nothing is known.
+UNKNOWN_CRASH: Final = Crash()
 
 
 def load(
@@ -65,25 +85,33 @@ def load(
     start_offset: int,
     now_ms: int,
     producer_expiry_ms: int,
+    crash: Crash,
 ) -> Loaded:
-    """Raises CorruptLog for what cannot be mended, OSError for what cannot be read."""
+    """Raises OSError for what cannot be read."""
     directory.mkdir(parents=True, exist_ok=True)
     deleted = finish_interrupted_work(directory)
     segments = SegmentList(_list_segments(directory, now_ms))
     epochs = epoch_files.load(directory / EPOCH_CHECKPOINT)
+    crash = crash._replace(durable_offset=max(crash.durable_offset, recovery_point, _rolled_at(directory)))
     if not segments.items:
-        _warn_if_short(directory, start_offset, recovery_point)
+        if damage.take_given_up(directory):
+            # Offsets that were given out once stay with the records that had them.
+            start_offset = max(start_offset, crash.durable_offset)
+        _warn_if_short(directory, start_offset, crash.durable_offset)
         producers = Producers(producer_expiry_ms)
-        producers.is_complete = start_offset == recovery_point == 0
+        producers.is_complete = start_offset == crash.durable_offset == 0
         return _start_at(directory, start_offset, now_ms, producers, epochs or EpochCache())
+    damages = _known_damage(directory, segments)
     if epochs is None:
         # Of what recovery checks, it learns the epochs itself.
         known = segments.items if clean else segments.items[: segments.slot_of(recovery_point)]
         epochs = _rebuilt_epochs(known, files)
     end_offset = _resume(segments.last, files, config) if clean else None
     if end_offset is None:
-        segments, end_offset = _recover(segments, epochs, files, config, recovery_point, start_offset)
-    _warn_if_short(directory, end_offset, recovery_point)
+        recovery = _Recovery(directory, segments, epochs, files, config, recovery_point, crash, damages)
+        end_offset = recovery.run(start_offset)
+        segments, damages = recovery.segments, recovery.damages
+    _warn_if_short(directory, end_offset, crash.durable_offset)
     producers = Producers(producer_expiry_ms)
     if start_offset > end_offset:
         return _restart_beyond_end(directory, segments, start_offset, now_ms, producers, epochs)
@@ -94,10 +122,11 @@ def load(
     epochs.truncate_start(start_offset)
     # What a replica has learned since it was made cannot have expired before it is as old as that takes.
     is_young = now_ms - _made_ms(directory) < producer_expiry_ms
-    producers.is_complete = start_offset == 0 and is_young and not config.cleanup_compact
+    producers.is_complete = start_offset == 0 and is_young and not config.cleanup_compact and not damages
     restore_producers(producers, directory, segments, files, start_offset, end_offset, now_ms)
     prune_snapshots(directory, segments, end_offset)
-    return Loaded(segments, start_offset, end_offset, producers, epochs, is_beheaded)
+    kept = tuple(item for item in damages if item.end_offset > start_offset)
+    return Loaded(segments, start_offset, end_offset, producers, epochs, is_beheaded, kept)
 
 
 def _made_ms(directory: Path) -> int:
@@ -125,16 +154,23 @@ def resume_indexing(segment: Segment, files: FilePool, config: LogConfig, end: i
     indexed_offset = end_offset + offsets.offsets[-1] if len(offsets) else None
     file = files.pin(segment)
     try:
-        for _, header in walk(file.fd, segment.size, end):
+        for position, header in walk(file.fd, segment.size, end, holes=segment.holes):
             if header.base_offset < end_offset or indexed_offset not in (None, header.last_offset):
                 return None
             indexed_offset = None
+            segment.size = position
             segment.note(header.last_offset, header.max_timestamp, header.size, config)
             end_offset = header.last_offset + 1
     finally:
         files.unpin(file)
+    segment.size = past_holes(segment.size, segment.holes)
     first_timestamp(segment, files)
-    return end_offset if segment.size == end else None
+    return _past_lost_offsets(segment, end_offset) if segment.size == end else None
+
+
+def _past_lost_offsets(segment: Segment, offset: int) -> int:
+    """The offsets of a hole at the end of a segment were given out, too."""
+    return max([offset, *(hole.end_offset for hole in segment.holes if hole.end <= segment.size)])
 
 
 def discard_segments(segments: list[Segment], files: FilePool) -> None:
@@ -211,37 +247,6 @@ def _resume(segment: Segment, files: FilePool, config: LogConfig) -> int | None:
     return end_offset
 
 
-def _recover(
-    segments: SegmentList,
-    epochs: EpochCache,
-    files: FilePool,
-    config: LogConfig,
-    recovery_point: int,
-    start_offset: int,
-) -> tuple[SegmentList, int]:
-    """Check every batch from the recovery point's segment on; cut at the first that does not hold."""
-    first = segments.slot_of(recovery_point)
-    if first > 0 and segments.items[first].base_offset == recovery_point:
-        # The one before was rolled right there, and may not have been indexed any more.
-        first -= not segments.items[first - 1].index_files[1].exists()
-    expected = segments.items[first].base_offset
-    marked: list[Segment] = []
-    for slot in range(first, len(segments)):
-        segment = segments.items[slot]
-        file_bytes = segment.size
-        expected = max(expected, segment.base_offset)
-        expected = _check_segment(segment, epochs, files, config, recovery_point, expected, marked)
-        if segment.size != file_bytes:
-            dropped = segments.items[slot + 1 :]
-            _cut(segment, file_bytes, dropped, expected, recovery_point, files)
-            segments = SegmentList(segments.items[: slot + 1])
-            break
-    if marked:
-        reindex_aborted(segments, segments.items[first:], files, start_offset)
-    _make_durable(segments.items[first:])
-    return segments, expected
-
-
 def _warn_if_short(directory: Path, end_offset: int, recovery_point: int) -> None:
     """Files have gone that were on disk once. There is nothing left to refuse, but somebody should know."""
     if end_offset < recovery_point:
@@ -249,74 +254,203 @@ def _warn_if_short(directory: Path, end_offset: int, recovery_point: int) -> Non
         _logger.warning("log ends below its recovery point", extra=extra)
 
 
-def _check_segment(
-    segment: Segment,
-    epochs: EpochCache,
-    files: FilePool,
-    config: LogConfig,
-    recovery_point: int,
-    expected: int,
-    marked: list[Segment],
-) -> int:
-    """Index a segment anew up to the first batch that does not hold. Returns the offset there.
+def _rolled_at(directory: Path) -> int:
+    """A segment's end is written down with its producers only after the segment was synced."""
+    return max(snapshots.list_offsets(directory), default=0)
 
-    One that may hold markers of transactions is added to `marked`.
-    """
-    file_bytes = segment.size
-    files.keep_index(segment)
-    segment.start_indexing()
-    file = files.pin(segment)
+
+def _known_damage(directory: Path, segments: SegmentList) -> list[Damage]:
+    """What earlier starts have found; the segments learn what to pass over."""
     try:
-        for position, header in walk(file.fd, 0, file_bytes):
-            if not _holds(file.fd, position, header, segment, expected, recovery_point):
-                break
-            if header.leader_epoch > epochs.latest:
-                epochs.assign(header.leader_epoch, header.base_offset)
-            segment.note(header.last_offset, header.max_timestamp, header.size, config)
-            expected = header.last_offset + 1
-            if header.is_control and segment not in marked:
-                marked.append(segment)
-    finally:
-        files.unpin(file)
-    return expected
-
-
-def _holds(
-    fd: int, position: int, header: BatchHeader, segment: Segment, expected: int, recovery_point: int
-) -> bool:
-    if (
-        header.base_offset < expected
-        or header.last_offset_delta < 0
-        or not segment.can_hold(header.last_offset)
-    ):
-        return False
-    return header.last_offset < recovery_point or checksum_holds(fd, position, header)
-
-
-def _cut(
-    segment: Segment,
-    file_bytes: int,
-    dropped: list[Segment],
-    end_offset: int,
-    recovery_point: int,
-    files: FilePool,
-) -> None:
-    if end_offset < recovery_point:
-        raise CorruptLog(
-            f"{segment.path} is damaged at position {segment.size}, offset {end_offset}, "
-            f"below the recovery point {recovery_point}"
+        known = damage.load(directory)
+    except DamagedCheckpoint as error:
+        _logger.error("list of damage dropped", extra={"directory": str(directory), "reason": str(error)})
+        return []
+    for segment in segments:
+        segment.holes = tuple(
+            hole for hole in damage.holes_of(known, segment.base_offset) if hole.end <= segment.size
         )
-    _logger.warning(
-        "torn tail cut",
-        extra={
+    return known
+
+
+class _Recovery:
+    """Checks every batch from the recovery point's segment on, and tells a torn tail from damage."""
+
+    def __init__(
+        self,
+        directory: Path,
+        segments: SegmentList,
+        epochs: EpochCache,
+        files: FilePool,
+        config: LogConfig,
+        recovery_point: int,
+        crash: Crash,
+        damages: list[Damage],
+    ) -> None:
+        self.segments = segments
+        self.damages = damages
+        self._directory = directory
+        self._epochs = epochs
+        self._files = files
+        self._config = config
+        self._recovery_point = recovery_point
+        self._crash = crash
+        self._found: list[Damage] = []
+        self._last_epoch = -1
+        self._marked: list[Segment] = []  # may hold markers of transactions
+
+    def run(self, start_offset: int) -> int:
+        """Returns the end of the log. Raises OSError."""
+        items = self.segments.items
+        first = self.segments.slot_of(self._recovery_point)
+        if first > 0 and items[first].base_offset == self._recovery_point:
+            # The one before was rolled right there, and may not have been indexed any more.
+            first -= not items[first - 1].index_files[1].exists()
+        expected = items[first].base_offset
+        for slot in range(first, len(items)):
+            expected, is_whole = self._check(slot, max(expected, items[slot].base_offset))
+            if not is_whole:
+                self.segments = SegmentList(items[: slot + 1])
+                break
+        if self._marked:
+            reindex_aborted(self.segments, self.segments.items[first:], self._files, start_offset)
+        _make_durable(self.segments.items[first:])
+        if self._found:
+            self.damages = sorted([*self.damages, *self._found])
+            damage.save(self._directory, self.damages)
+        return expected
+
+    def _check(self, slot: int, expected: int) -> tuple[int, bool]:
+        """Index a segment again. Returns the offset at its end, and False where a torn tail was cut from it."""
+        segment = self.segments.items[slot]
+        file_bytes = segment.size
+        self._files.keep_index(segment)
+        segment.start_indexing()
+        file = self._files.pin(segment)
+        position = 0
+        try:
+            while True:
+                expected, position = self._index(file.fd, segment, position, file_bytes, expected)
+                if position >= file_bytes:
+                    return expected, True
+                found = damage.next_batch(
+                    file.fd, position, file_bytes, base_offset=segment.base_offset, expected=expected
+                )
+                has_more = found is not None or any(item.size for item in self.segments.items[slot + 1 :])
+                if not self._is_damage(expected, has_more):
+                    break
+                position, expected = self._pass_over(segment, position, found, file_bytes, expected)
+        finally:
+            self._files.unpin(file)
+        self._cut(slot, position, file_bytes, expected, keep=has_more)
+        return expected, False
+
+    def _index(self, fd: int, segment: Segment, position: int, end: int, expected: int) -> tuple[int, int]:
+        """Up to the first batch that does not hold. Returns the offset and the position there."""
+        segment.size = position
+        for at, header in walk(fd, position, end, holes=segment.holes):
+            if not self._holds(fd, at, end, header, segment, expected):
+                return expected, at
+            if header.leader_epoch > self._epochs.latest:
+                self._epochs.assign(header.leader_epoch, header.base_offset)
+            segment.size = at
+            segment.note(header.last_offset, header.max_timestamp, header.size, self._config)
+            expected, self._last_epoch = header.last_offset + 1, header.leader_epoch
+            if header.is_control and segment not in self._marked:
+                self._marked.append(segment)
+        segment.size = past_holes(segment.size, segment.holes)
+        return _past_lost_offsets(segment, expected), segment.size
+
+    def _holds(
+        self, fd: int, position: int, end: int, header: BatchHeader, segment: Segment, expected: int
+    ) -> bool:
+        if (
+            header.base_offset < expected
+            or header.last_offset_delta < 0
+            or not segment.can_hold(header.last_offset)
+        ):
+            return False
+        if header.last_offset >= self._recovery_point and not checksum_holds(fd, position, header):
+            return False
+        if header.base_offset == expected and header.leader_epoch == self._last_epoch:
+            return True
+        return self._is_believable(fd, position + header.size, end, header, segment, expected)
+
+    def _is_believable(
+        self, fd: int, next_position: int, end: int, header: BatchHeader, segment: Segment, expected: int
+    ) -> bool:
+        """Whether offset and leader epoch, which the checksum does not cover, fit what follows.
+
+        A batch may leave a gap before it, where compaction has been, and may begin an epoch. The next one shows
+        whether it did.
+        """
+        skips = header.base_offset != expected
+        if skips and expected < self._crash.durable_offset <= header.last_offset:
+            return False  # a sync ended within what is skipped, where no batch ends
+        if segment.next_base is not None and header.last_offset >= segment.next_base:
+            return False
+        following = damage.batch_at(fd, next_position, end, segment.base_offset, expected)
+        if following is None:
+            return True
+        return (
+            following.base_offset > header.last_offset
+            and not self._last_epoch <= following.leader_epoch < header.leader_epoch
+        )
+
+    def _is_damage(self, expected: int, has_more: bool) -> bool:
+        """A crash leaves nothing bad below what was synced. Beyond that, a process that is killed can leave only its
+        last write unfinished; a machine that goes down can leave any of the writes since the sync."""
+        return expected < self._crash.durable_offset or (self._crash.same_boot and has_more)
+
+    def _pass_over(
+        self,
+        segment: Segment,
+        position: int,
+        found: tuple[int, BatchHeader] | None,
+        file_bytes: int,
+        expected: int,
+    ) -> tuple[int, int]:
+        """Note the damage. Returns the position and the offset after it."""
+        if found is not None:
+            end_position, end_offset = found[0], found[1].base_offset
+        else:
+            end_position, end_offset = file_bytes, max(expected, self._crash.durable_offset)
+            if segment.next_base is not None:
+                end_offset = max(expected, segment.next_base)
+        item = Damage(expected, end_offset, segment.base_offset, position, end_position)
+        self._found.append(item)
+        segment.holes = tuple(sorted([*segment.holes, Hole(position, end_position, expected, end_offset)]))
+        _logger.critical(
+            "log damaged: acknowledged records cannot be read",
+            extra={"file": str(segment.path), "damage": str(item)},
+        )
+        return end_position, end_offset
+
+    def _cut(self, slot: int, position: int, file_bytes: int, end_offset: int, *, keep: bool) -> None:
+        """Nothing that was acknowledged under flush policy `ack` is here. Batches that look whole are kept aside."""
+        segment, dropped = self.segments.items[slot], self.segments.items[slot + 1 :]
+        segment.size = position
+        kept_as = self._keep_aside(segment, dropped) if keep else None
+        extra = {
             "file": str(segment.path),
-            "bytes_cut": file_bytes - segment.size,
+            "bytes_cut": file_bytes - position,
             "segments_dropped": [item.path.name for item in dropped],
             "end_offset": end_offset,
-        },
-    )
-    discard_segments(dropped, files)
-    os.truncate(segment.path, segment.size)
+        }
+        _logger.warning("torn tail cut", extra=extra if kept_as is None else {**extra, "kept_as": kept_as})
+        discard_segments(dropped, self._files)
+        os.truncate(segment.path, position)
+
+    def _keep_aside(self, segment: Segment, dropped: list[Segment]) -> str:
+        """Copies of what is about to be cut, for an operator to look at and remove."""
+        suffix = f".{uuid4().hex[:8]}-cut"
+        with open(segment.path, "rb") as file:
+            file.seek(segment.size)
+            write_synced(segment.path.with_name(segment.path.name + suffix), file.read())
+        for item in dropped:
+            os.link(item.path, item.path.with_name(item.path.name + suffix))
+        sync_directory(self._directory)
+        return f"*{suffix}"
 
 
 def _make_durable(segments: list[Segment]) -> None:
@@ -338,7 +472,7 @@ def _rebuilt_epochs(segments: list[Segment], files: FilePool) -> EpochCache:
     for segment in segments:
         file = files.pin(segment)
         try:
-            for _, header in walk(file.fd, 0, segment.size):
+            for _, header in walk(file.fd, 0, segment.size, holes=segment.holes):
                 if header.leader_epoch > epochs.latest and header.base_offset >= end_offset:
                     epochs.assign(header.leader_epoch, header.base_offset)
                 end_offset = header.last_offset + 1
@@ -365,6 +499,7 @@ def shortened(
     kept = Segment(segment.directory, segment.base_offset, created_ms=segment.created_ms)
     kept.offsets, kept.times, kept.aborted = offsets, times, aborted
     kept.has_aborted = len(aborted) > 0
+    kept.holes = tuple(hole for hole in segment.holes if hole.end <= end.position)
     reached = resume_indexing(kept, files, config, end.position)
     assert reached is not None, (segment, end)
     return kept

@@ -72,7 +72,7 @@ def _replay(
     touched_ms = modified_ms(segment)
     file = files.pin(segment)
     try:
-        for position, header in walk(file.fd, 0, segment.size):
+        for position, header in walk(file.fd, 0, segment.size, holes=segment.holes):
             if header.producer_id < 0 or header.last_offset < from_offset:
                 continue
             # Record timestamps may lie far in the past; the file at least says when it was written.

@@ -214,9 +214,8 @@ class Compaction:
                 continue
             file = files.pin(segment)
             try:
-                for position, header in walk(
-                    file.fd, self._position_before(segment, from_offset), segment.size
-                ):
+                start = self._position_before(segment, from_offset)
+                for position, header in walk(file.fd, start, segment.size, holes=segment.holes):
                     self._rest(header.size)
                     if header.base_offset >= self._dirty.high_watermark:
                         return

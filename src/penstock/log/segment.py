@@ -8,6 +8,7 @@ from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex
 from penstock.log.names import DELETED, INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, offset_file
 from penstock.log.transactions import Ended
+from penstock.log.walk import Hole
 
 #: "Not looked up yet", as -1 says that no batch has a timestamp.
 UNKNOWN: Final = -2
@@ -31,6 +32,7 @@ class Segment:
         "directory",
         "first_timestamp",
         "has_aborted",
+        "holes",
         "index_full",
         "max_timestamp",
         "max_timestamp_offset",
@@ -60,6 +62,8 @@ class Segment:
         self.times: TimeIndex | None = None
         self.aborted: AbortedIndex | None = None
         self.has_aborted = False
+        #: Damaged bytes, which stay in the file and are passed over.
+        self.holes: tuple[Hole, ...] = ()
         self.bytes_since_entry = 0
         self.index_full = False
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 from uuid import UUID, uuid4
 
-from penstock.log import identity
+from penstock.log import boot, identity
 from penstock.log.checkpoints import PartitionKey, replace_durably, sync_directory
 from penstock.log.config import DAY_MS, LogConfig
 from penstock.log.files import DESCRIPTORS_MAX, FilePool
@@ -23,6 +23,8 @@ from penstock.log.names import (
     stray_folder,
 )
 from penstock.log.offset_files import OffsetFiles
+from penstock.log.recovery import Crash
+from penstock.log.synced_offsets import SyncedOffsets
 
 LOCK: Final = ".lock"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
@@ -71,11 +73,15 @@ class LogStore:
         self.logs: dict[PartitionKey, Log] = {}
         self.failed: dict[PartitionKey, Exception] = {}
         self.clean = (directory / CLEAN_SHUTDOWN).exists()
+        #: The directory by which the quorum knows this node as a voter.
+        self.voter_id = identity.read_voter_id(directory) or owner.directory_id
         self._owner = owner
         self._lock_fd = lock_fd
         self._threads = threads
         self._producer_expiry_ms = producer_expiry_ms
         self._offsets = OffsetFiles(directory)
+        self._synced = SyncedOffsets(directory)
+        self._same_boot = boot.is_same_boot(directory, boot.current_boot_id())
         # Checkpoints, creation and deletion may come from different threads.
         self._lock = threading.RLock()
 
@@ -94,7 +100,7 @@ class LogStore:
         """Raises StoreLocked, WrongOwner, or OSError. Not `founding`: a new folder has no cluster id yet."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        lock_fd = _lock(directory)
+        lock_fd = lock_folder(directory)
         try:
             owner = identity.claim(directory, node_id=node_id, cluster_id=cluster_id, founding=founding)
             files = FilePool(descriptors_max=descriptors_max)
@@ -135,6 +141,10 @@ class LogStore:
     def directory_id(self) -> UUID:
         return self._owner.directory_id
 
+    def renew_voter_id(self) -> None:
+        """This node has forgotten what it has voted and acknowledged, and must not vote as who it was."""
+        self.voter_id = identity.renew_voter_id(self.directory)
+
     @property
     def high_watermarks(self) -> Mapping[PartitionKey, int]:
         return self._offsets.high_watermarks
@@ -158,9 +168,24 @@ class LogStore:
             raise report.failed[key]
         return report.opened[key]
 
-    def synced_offset(self, topic: str, index: int) -> int:
-        """What the last checkpoint says that the disk has of a log, which may have lost it since."""
-        return self._offsets.recovery_points.get((topic, index), 0)
+    def synced_offset(self, topic: str, index: int, topic_id: UUID) -> int:
+        """Up to where a log was synced once; it may have lost that since."""
+        noted = self._synced.offset((topic_id, index))
+        return max(noted, self._offsets.recovery_points.get((topic, index), 0))
+
+    def has_held(self, topic: str, index: int, topic_id: UUID) -> bool:
+        """Whether this folder once held records of the partition, as far as its notes tell."""
+        noted = self._synced.offset((topic_id, index)) > 0
+        # Notes by name may be of an earlier topic, so they count only where there is nothing better.
+        return noted or (self._synced.is_new and (topic, index) in self._offsets.recovery_points)
+
+    @property
+    def has_unsynced_notes(self) -> bool:
+        return self._synced.is_dirty
+
+    def sync_notes(self) -> None:
+        """Make durable how far each log is synced. Raises OSError."""
+        self._synced.sync()
 
     def open_or_create_these(self, wanted: Mapping[PartitionKey, Wanted], *, now_ms: int) -> OpenReport:
         """Several at a time; one that cannot be opened stops no other. New folders survive a power cut.
@@ -168,7 +193,7 @@ class LogStore:
         A folder left by an earlier topic of the same name is set aside. Raises OSError when a sync fails.
         """
         blocked = self._make_way(wanted)
-        synced = dict(self._offsets.recovery_points)
+        synced = {key: self.synced_offset(*key, item.topic_id) for key, item in wanted.items()}
         makes_folders = not wanted.keys() <= self._stored_folders()
 
         def open_one(item: tuple[PartitionKey, Wanted]) -> Log | Exception:
@@ -178,10 +203,12 @@ class LogStore:
             outcomes = dict(zip(wanted, pool.map(open_one, wanted.items()), strict=True))
         if makes_folders:
             sync_directory(self.directory)
+            # Only now that the folders are durable: a note without a folder tells of a folder that has gone.
+            self._synced.sync()
         failed = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Exception)}
         self._report(failed)
         opened = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Log)}
-        short = frozenset(key for key, log in opened.items() if log.end_offset < synced.get(key, 0))
+        short = frozenset(key for key, log in opened.items() if log.end_offset < synced[key])
         return OpenReport(opened=opened, failed=failed, short=short)
 
     def _make_way(self, wanted: Mapping[PartitionKey, Wanted]) -> dict[PartitionKey, Exception]:
@@ -197,6 +224,7 @@ class LogStore:
         try:
             with self._lock:
                 self._offsets.forget_durably(new)
+                self._synced.forget((wanted[key].topic_id, key[1]) for key in new)
         except OSError as error:
             blocked.update(dict.fromkeys(new, error))
         return blocked
@@ -217,11 +245,14 @@ class LogStore:
             self.failed.pop((topic, index), None)
             if log is not None:
                 log.abandon()
+            topic_id = self.topic_id(topic, index)
             os.rename(self._folder(topic, index), target)
             if log is not None:
                 log.moved_to(target)
             self._offsets.forget((topic, index))
             sync_directory(self.directory)
+            if topic_id is not None:
+                self._synced.forget([(topic_id, index)])
         return target
 
     def purge(self, folders: Iterable[Path]) -> None:
@@ -247,6 +278,9 @@ class LogStore:
 
     def _vouch_no_further(self, key: PartitionKey, offset: int) -> None:
         """Before the log is cut: a crash in between must not look as if synced records had gone."""
+        topic_id = self.topic_id(*key)
+        if topic_id is not None:
+            self._synced.slot((topic_id, key[1])).lower(offset)
         if max(self.logs[key].recovery_point, self._offsets.recovery_points.get(key, 0)) > offset:
             self._offsets.recovery_points[key] = offset
             self._offsets.write()
@@ -264,6 +298,7 @@ class LogStore:
             self._offsets.recovery_points.update({key: log.recovery_point for key, log in self.logs.items()})
             self._offsets.start_offsets.update({key: log.start_offset for key, log in self.logs.items()})
             self._offsets.write(high_watermarks)
+            self._synced.sync()
 
     def close(self, *, clean: bool = True, high_watermarks: Mapping[PartitionKey, int] | None = None) -> None:
         """`clean=False` leaves everything as a crash would. Raises OSError when a sync fails."""
@@ -277,6 +312,7 @@ class LogStore:
                         log.abandon()
             finally:
                 self.files.close()
+                self._synced.close()
                 os.close(self._lock_fd)
 
     def _close_cleanly(
@@ -330,6 +366,8 @@ class LogStore:
             start_offset=self._offsets.start_offsets.get(key, 0),
             now_ms=now_ms,
             producer_expiry_ms=self._producer_expiry_ms,
+            crash=Crash(self._synced.offset((wanted.topic_id, key[1])), self._same_boot),
+            slot=self._synced.slot((wanted.topic_id, key[1])),
         )
 
     def _folder(self, topic: str, index: int) -> Path:
@@ -341,7 +379,8 @@ class LogStore:
         return {key for key in map(parse_partition_folder, names) if key is not None}
 
 
-def _lock(directory: Path) -> int:
+def lock_folder(directory: Path) -> int:
+    """A descriptor that holds the folder until it is closed. Raises StoreLocked, OSError."""
     fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

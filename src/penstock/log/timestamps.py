@@ -9,7 +9,7 @@ from penstock.log.positions import TimestampMatch
 from penstock.log.reader import damaged
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
-from penstock.log.walk import read_batch, walk
+from penstock.log.walk import past_holes, read_batch, walk
 from penstock.protocol.records import BatchHeader, decode_records
 
 
@@ -49,7 +49,7 @@ def _first_in(segment: Segment, timestamp: int, search: Search) -> TimestampMatc
     start, end = offset_index(segment, search.files).position_at_or_below(after), segment.size
     file = search.files.pin(segment)
     try:
-        for position, header in walk(file.fd, start, end):
+        for position, header in walk(file.fd, start, end, holes=segment.holes):
             if header.max_timestamp >= timestamp and not header.is_control:
                 for match in _matches(file.fd, position, header, search):
                     if match.timestamp >= timestamp:
@@ -57,7 +57,7 @@ def _first_in(segment: Segment, timestamp: int, search: Search) -> TimestampMatc
             start = position + header.size
     finally:
         search.files.unpin(file)
-    if start < end:
+    if past_holes(start, segment.holes) < end:
         raise damaged(segment, start)
     return None
 
@@ -68,7 +68,7 @@ def _largest_left(segment: Segment, search: Search) -> TimestampMatch | None:
     largest_batch: tuple[int, BatchHeader] | None = None
     file = search.files.pin(segment)
     try:
-        for position, header in walk(file.fd, 0, segment.size):
+        for position, header in walk(file.fd, 0, segment.size, holes=segment.holes):
             if header.is_control or header.record_count == 0 or header.last_offset < search.start_offset:
                 continue
             if header.base_offset < search.start_offset:

@@ -1,8 +1,8 @@
 """Walk over the batches of a log file, header by header, without holding more than a chunk of it."""
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from penstock.protocol.checksum import crc32c
 from penstock.protocol.records import CRC_FROM, HEADER_BYTES, BatchHeader, read_header
@@ -14,17 +14,47 @@ NEAR_BYTES: Final = 8192
 ReadAt = Callable[[int, int, int], bytes | bytearray]
 
 
+class Hole(NamedTuple):
+    """Damaged bytes of a segment, and the offsets that were in them."""
+
+    position: int
+    end: int
+    offset: int
+    end_offset: int
+
+
 def pread_at(fd: int, size: int, position: int) -> bytes:
     return os.pread(fd, size, position)
 
 
+def past_holes(position: int, holes: Sequence[Hole]) -> int:
+    """The position itself, or the end of the holes that begin there."""
+    for hole in holes:
+        if hole.position <= position < hole.end:
+            position = hole.end
+    return position
+
+
 def walk(
-    fd: int, position: int, end: int, *, chunk_bytes: int = CHUNK_BYTES, read_at: ReadAt = pread_at
+    fd: int,
+    position: int,
+    end: int,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    read_at: ReadAt = pread_at,
+    holes: Sequence[Hole] = (),
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each whole batch up to `end`. Stops early at bytes that are no batch."""
+    """Position and header of each whole batch up to `end`. Stops early at bytes that are no batch.
+
+    Holes, in ascending order, are passed over.
+    """
     chunk: bytes | bytearray = b""
     chunk_start = position
-    while position + HEADER_BYTES <= end:
+    while True:
+        if holes:
+            position = past_holes(position, holes)
+        if position + HEADER_BYTES > end:
+            return
         if position + HEADER_BYTES > chunk_start + len(chunk):
             chunk, chunk_start = read_at(fd, min(chunk_bytes, end - position), position), position
             if len(chunk) < HEADER_BYTES:

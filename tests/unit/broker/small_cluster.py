@@ -103,7 +103,10 @@ class SmallNode:
             {},
         )
         self.listeners = self.settings.listeners
-        self.store = SimpleNamespace(directory=directory, directory_id=uuid4(), clean=False)
+        directory_id = uuid4()
+        self.store = SimpleNamespace(
+            directory=directory, directory_id=directory_id, voter_id=directory_id, clean=False
+        )
         self.metrics = Metrics()
         self.faults = None
         self.partitions = SimpleNamespace(refused=())

@@ -46,7 +46,9 @@ class _Shards:
 
 
 def _partition(topic: str, index: int, *, start: int, end: int, high: int) -> Any:
-    log = SimpleNamespace(start_offset=start, end_offset=end, size_bytes=end * 100, segments=[None] * 3)
+    log = SimpleNamespace(
+        start_offset=start, end_offset=end, size_bytes=end * 100, segments=[None] * 3, damages=()
+    )
     return SimpleNamespace(
         topic=topic,
         index=index,
@@ -88,6 +90,7 @@ def _led(partition: Any, replicas: tuple[int, ...], isr: tuple[int, ...], isr_mi
 
 class _Partitions(list[Any]):
     refused = frozenset({("orders", 9)})
+    missing = frozenset[Any]()
     lost = SimpleNamespace(keys=frozenset({("orders", 8), ("orders", 9)}))
 
     def get(self, topic: str, index: int) -> Any:

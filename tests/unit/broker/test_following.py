@@ -71,7 +71,7 @@ async def test_a_topic_whose_folders_find_no_room_gets_them_later(tmp_path: Path
         assert (await _create(node, "t", 3)).error is ErrorCode.topic_already_exists
         assert node.partitions.refused == {("t", 0), ("t", 1), ("t", 2)}
         client = await Client.connect(node)
-        assert (await client.produce("t", b"x")).error is ErrorCode.unknown_topic_or_partition
+        assert (await client.produce("t", b"x")).error is ErrorCode.kafka_storage_error
         disk.is_full = False
         await node.housekeeping._try_refused()
         assert not node.partitions.refused

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.broker.raw_client import until
@@ -9,6 +10,8 @@ from tests.unit.broker.replicas import ME, OTHER, PEER, Broker, broker_of_three
 
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.partition import Role
+from penstock.log.repair import accept_loss, list_damage
+from penstock.log.store import StoreLocked
 from penstock.protocol.errors import ErrorCode
 
 
@@ -70,10 +73,45 @@ async def test_a_partition_that_was_never_there_is_simply_made(tmp_path: Path) -
     await broker.close()
 
 
-async def test_the_only_copy_is_made_anew_as_there_is_no_other(tmp_path: Path) -> None:
+async def test_the_only_copy_that_never_held_records_is_simply_made(tmp_path: Path) -> None:
     broker = await _restarted(tmp_path)
     await broker.create(replicas=(ME,))
-    assert (broker.partition().role, len(broker.partitions.lost)) == (Role.LEADER, 0)
+    assert (broker.partition().role, len(broker.partitions.missing)) == (Role.LEADER, 0)
+    await broker.close()
+
+
+async def test_the_only_copy_whose_folder_is_gone_is_refused_until_the_loss_is_accepted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await _write_some(tmp_path, replicas=(ME,))
+    (tmp_path / "data" / "t-0").rename(tmp_path / "elsewhere")
+    for _ in range(2):
+        caplog.clear()
+        broker = await _restarted(tmp_path)
+        await broker.create(replicas=(ME,))
+        assert (broker.partitions.missing, broker.controller.lost) == ({("t", 0)}, [])
+        assert broker.produce().produced.error_code is ErrorCode.kafka_storage_error
+        assert (await broker.fetch({0: 0}).done()).fetched[0].error_code is ErrorCode.kafka_storage_error
+        assert sum(record.levelname == "CRITICAL" for record in caplog.records) == 1
+        await broker.close()
+    assert not (tmp_path / "data" / "t-0").exists(), "an empty folder would hide that the disk is missing"
+    accept_loss(tmp_path / "data", "t", 0)
+    broker = await _restarted(tmp_path)
+    await broker.create(replicas=(ME,))
+    assert (broker.partition().log.start_offset, broker.produce().produced.base_offset) == (6, 6)
+    await broker.close()
+
+
+async def test_a_folder_that_comes_back_serves_as_before(tmp_path: Path) -> None:
+    await _write_some(tmp_path, replicas=(ME,))
+    (tmp_path / "data" / "t-0").rename(tmp_path / "elsewhere")
+    broker = await _restarted(tmp_path)
+    await broker.create(replicas=(ME,))
+    await broker.close()
+    (tmp_path / "elsewhere").rename(tmp_path / "data" / "t-0")
+    broker = await _restarted(tmp_path)
+    await broker.create(replicas=(ME,))
+    assert (broker.partition().log.end_offset, broker.partition().log.damages) == (6, ())
     await broker.close()
 
 
@@ -139,13 +177,38 @@ async def test_a_damaged_log_that_nobody_counts_on_is_replaced_at_once(tmp_path:
     await broker.close()
 
 
-async def test_a_damaged_log_without_peers_stays_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [{"replicas": (ME,)}, {"isr": (ME,)}])
+async def test_the_last_copy_serves_what_is_whole_of_it(tmp_path: Path, state: dict[str, Any]) -> None:
+    await _write_some(tmp_path, **state)
+    _damage(tmp_path)
+    size = _segments(tmp_path)[0].stat().st_size
+    broker = await _restarted(tmp_path)
+    await broker.create(**state)
+    broker.state = "serving"
+    assert (broker.partition().role, len(broker.partitions.lost)) == (Role.LEADER, 0)
+    assert (await broker.fetch({0: 0}).done()).fetched[0].error_code is ErrorCode.corrupt_message
+    assert (await broker.fetch({0: 1}).done()).fetched[0].error_code is ErrorCode.none
+    assert broker.produce(acks=1).produced.base_offset == 6
+    assert (broker.controller.lost, _strays(tmp_path)) == ([], [])
+    assert _segments(tmp_path)[0].stat().st_size > size
+    await broker.close()
+
+
+async def test_an_accepted_loss_is_passed_over(tmp_path: Path) -> None:
     await _write_some(tmp_path, replicas=(ME,))
     _damage(tmp_path)
     broker = await _restarted(tmp_path)
     await broker.create(replicas=(ME,))
-    assert broker.partitions.get("t", 0) is None
-    assert (len(broker.partitions.lost), list(broker.store.failed)) == (0, [("t", 0)])
+    with pytest.raises(StoreLocked):
+        accept_loss(tmp_path / "data", "t", 0)
+    await broker.close()
+    (found,) = list_damage(tmp_path / "data")
+    assert (found.topic, found.partition, found.damage.end_offset) == ("t", 0, 1)
+    accept_loss(tmp_path / "data", "t", 0)
+    broker = await _restarted(tmp_path)
+    await broker.create(replicas=(ME,))
+    fetched = (await broker.fetch({0: 0}).done()).fetched[0]
+    assert (fetched.error_code, fetched.records[:8]) == (ErrorCode.none, (1).to_bytes(8, "big"))
     await broker.close()
 
 
@@ -169,12 +232,14 @@ async def test_a_log_whose_end_has_gone_is_reported_before_it_could_lead(tmp_pat
     await broker.close()
 
 
-async def test_the_only_copy_whose_end_has_gone_leads_with_what_is_left(tmp_path: Path) -> None:
+async def test_the_only_copy_whose_end_has_gone_goes_on_after_it(tmp_path: Path) -> None:
     await _write_some(tmp_path, replicas=(ME,))
     _segments(tmp_path)[-1].unlink()
     broker = await _restarted(tmp_path)
     await broker.create(replicas=(ME,))
     assert (broker.partition().role, len(broker.partitions.lost)) == (Role.LEADER, 0)
+    assert (await broker.fetch({0: 5}).done()).fetched[0].error_code is ErrorCode.corrupt_message
+    assert broker.produce(acks=1).produced.base_offset == 6, "no offset is given out twice"
     await broker.close()
 
 

@@ -50,7 +50,7 @@ def test_a_crash_while_a_log_is_cut_does_not_look_like_a_loss(
         log.append(memoryview(encode_batch([Record(0, 0, None, b"x")])), leader_epoch=1, now_ms=0)
     store.close()
     store, log = opened()
-    assert store.synced_offset("t", 0) == 3
+    assert store.synced_offset("t", 0, UUID(int=9)) == 3
 
     def crash(*_: object) -> None:
         raise RuntimeError("the end")
@@ -61,5 +61,5 @@ def test_a_crash_while_a_log_is_cut_does_not_look_like_a_loss(
             store.truncate("t", 0, 1, now_ms=0)
     store.close(clean=False)
     store = LogStore.open(tmp_path, node_id=1)
-    assert store.synced_offset("t", 0) == 1
+    assert store.synced_offset("t", 0, UUID(int=9)) == 1
     store.close(clean=False)

@@ -19,8 +19,17 @@ from tests.unit.log.helpers import (
 )
 
 from penstock.log.config import LogConfig
+from penstock.log.validation import _EXPANSION_MAX
+from penstock.protocol.compression import Codec, compress
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import checksum, decode_records, iter_batches, read_header
+from penstock.protocol.records import (
+    Record,
+    checksum,
+    decode_records,
+    encode_batch,
+    iter_batches,
+    read_header,
+)
 
 
 def refused(log, batch, code, **options):
@@ -93,6 +102,30 @@ def test_what_is_not_one_sound_batch_is_refused_and_leaves_no_trace(tmp_path, ba
     fill(log, 1)
     refused(log, memoryview(bytearray(batch)), code)
     assert append(log, b"next").base_offset == 1
+
+
+def _claiming(batch, count):
+    return changed(changed(memoryview(bytearray(batch)), 57, ">i", count), 23, ">i", count - 1)
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_a_batch_cannot_claim_more_records_than_its_bytes_hold(tmp_path, codec):
+    """Or seventy bytes would move the end of the log by 2^31."""
+    log = open_log(tmp_path / "t-0", LogConfig(max_message_bytes=2**31 - 1))
+    one = encode_batch([Record(0, NOW_MS, None, b"x")], codec=codec)
+    refused(log, _claiming(one, 2**31 - 1), ErrorCode.invalid_record)
+    refused(log, _claiming(one, 2_000_000), ErrorCode.invalid_record)
+    # The smallest records that there are, as densely as each codec packs them.
+    smallest = encode_batch([Record(place, NOW_MS, None, None) for place in range(20_000)], codec=codec)
+    assert log.append(memoryview(smallest), leader_epoch=0, now_ms=NOW_MS).last_offset == 19_999
+    if codec is not Codec.NONE:
+        refused(log, _claiming(smallest, 64 * 1024 * 1024 // 7 + 1), ErrorCode.invalid_record)
+
+
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec])
+def test_no_codec_expands_by_more_than_is_assumed(codec):
+    zeros = bytes(16 << 20)
+    assert len(zeros) / len(compress(codec, zeros)) <= _EXPANSION_MAX[codec]
 
 
 def test_size_limits(tmp_path):

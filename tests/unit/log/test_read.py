@@ -163,13 +163,13 @@ def test_an_index_that_is_not_loaded_is_not_waited_for(log, tmp_path):
     assert reopened.read(4, 100, reopened.end, nowait=True) == expected
 
 
-def test_damage_in_an_old_segment_is_a_storage_error_not_a_crash(log, tmp_path):
+def test_damage_in_an_old_segment_is_refused_as_a_corrupt_message(log, tmp_path):
     with open(tmp_path / "t-0" / "00000000000000000000.log", "r+b") as file:
         file.seek(8)
         file.write(b"\xff\xff\xff\xff")
     with pytest.raises(ApiError) as raised:
         log.read(0, 1 << 10, log.end)
-    assert raised.value.code is ErrorCode.kafka_storage_error
+    assert raised.value.code is ErrorCode.corrupt_message
     assert read_batches(log, log.segments[1].base_offset)
 
 
@@ -182,7 +182,7 @@ def test_damage_between_an_index_entry_and_the_offset_is_not_passed_over(log, tm
         file.write(b"\xff\xff\xff\xff")
     with pytest.raises(ApiError) as raised:
         log.read(offset, 1 << 10, log.end)
-    assert raised.value.code is ErrorCode.kafka_storage_error
+    assert raised.value.code is ErrorCode.corrupt_message
 
 
 @pytest.mark.parametrize("shift", [7, 0])

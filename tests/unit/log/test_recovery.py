@@ -21,7 +21,6 @@ from tests.unit.log.helpers import (
 
 from penstock.log.config import LogConfig
 from penstock.log.files import FilePool
-from penstock.log.recovery import CorruptLog
 from penstock.log.snapshots import list_offsets
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
@@ -74,6 +73,10 @@ def test_segments_after_the_damage_go_and_the_cut_is_reported(tmp_path, caplog):
     assert offsets_in(recovered) == list(range(recovered.end_offset))
     assert recovered.end_offset == damaged.next_base - 1
     assert list(files_in(tmp_path / "t-0", ".log")) == [s.path.name for s in recovered.segments]
+    kept = list(files_in(tmp_path / "t-0", "-cut"))
+    assert [name[:24] for name in kept] == [s.path.name for s in log.segments[1:]], (
+        "nobody knows who saw them"
+    )
     (cut,) = [record for record in caplog.records if record.message == "torn tail cut"]
     assert cut.segments_dropped == [s.path.name for s in log.segments[2:]]
     assert cut.end_offset == recovered.end_offset
@@ -88,8 +91,9 @@ def test_damage_below_the_recovery_point_is_not_ours_to_cut(tmp_path):
     with open(log.active_segment.path, "r+b") as file:
         file.seek(8)
         file.write(b"\xff\xff")
-    with pytest.raises(CorruptLog, match="below the recovery point"):
-        open_log(tmp_path / "t-0", recovery_point=5)
+    reopened = open_log(tmp_path / "t-0", recovery_point=5)
+    assert [(item.start_offset, item.end_offset) for item in reopened.damages] == [(0, 1)]
+    assert len(values_in(reopened, 1)) == 9
     assert log.active_segment.path.stat().st_size == log.end.position
 
 

@@ -126,13 +126,13 @@ def test_a_partition_that_cannot_be_opened_is_named_and_the_others_serve(tmp_pat
     for index in range(3):
         fill(create(store, "orders", index), 4)
     store.close()
-    damaged = tmp_path / "orders-1" / "00000000000000000000.log"
-    damaged.write_bytes(b"\xff" * 100 + damaged.read_bytes()[100:])
-    (tmp_path / "orders-1" / "00000000000000000000.index").unlink()
+    unreadable = tmp_path / "orders-1" / "00000000000000000000.log"
+    unreadable.unlink()
+    unreadable.mkdir()
     store = opened(tmp_path)
     report = open_all(store)
     assert set(report.opened) == {("orders", 0), ("orders", 2)}
-    assert "orders-1" in str(report.failed["orders", 1])
+    assert "Is a directory" in str(report.failed["orders", 1])
     store.close()
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
     assert read_offsets(tmp_path / "recovery-point-offset-checkpoint")["orders", 1] == 4

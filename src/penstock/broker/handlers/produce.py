@@ -118,7 +118,7 @@ def handle(
 def _absent(ctx: RequestContext, name: bytes, index: int) -> ApiError:
     by_id = ctx.version >= TOPIC_IDS_FROM
     topic = topic_of(ctx.node.image, name, by_id=by_id)
-    return absence(topic, index, by_id=by_id, node_id=ctx.node.node_id)
+    return absence(ctx.node, topic, index, by_id=by_id)
 
 
 def _check_writable(partition: Partition, records: memoryview | None, acks: int) -> None:

@@ -85,7 +85,7 @@ class Driver:
         self.log = state.log
         self.view = MetadataLogView(state.log, state.snapshot_id)
         self.core = RaftNode(
-            local=ReplicaKey(node.node_id, node.store.directory_id),
+            local=ReplicaKey(node.node_id, node.store.voter_id),
             is_controller=node.settings.is_controller,
             addresses=addresses,
             log=self.view,

@@ -10,7 +10,11 @@ from uuid import UUID
 
 from penstock.broker.flusher import end_process
 from penstock.broker.quorum.driver import Driver
-from penstock.broker.quorum.state import QuorumState, open_state
+from penstock.broker.quorum.election_file import DamagedElection
+from penstock.broker.quorum.snapshots import DamagedSnapshot
+from penstock.broker.quorum.state import QuorumState, open_state, whole_voters
+from penstock.cluster.names import CLUSTER_METADATA
+from penstock.log.recovery import CorruptLog
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.raft.actions import Action
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.broker.context import RequestContext
     from penstock.broker.node import Node
     from penstock.broker.quorum.snapshots import Snapshot
+    from penstock.log.store import LogStore
 
 logger = logging.getLogger("penstock.quorum")
 
@@ -61,9 +66,31 @@ class Quorum:
     def open(self) -> None:
         """Blocking. Raises CorruptLog, DamagedSnapshot, DamagedElection, OSError."""
         store = self._node.store
-        self._state = state = open_state(store, now_ms=self._node.now_ms())
+        self._state = state = self._open_state()
         self.epoch = state.election.epoch if state.election else 0
         self.has_cluster = not state.is_empty or (not self.is_lone and bool(store.cluster_id))
+
+    def _open_state(self) -> QuorumState:
+        """Where others vote, what is damaged here is set aside and fetched from them, as if the disk had been lost."""
+        store, now_ms = self._node.store, self._node.now_ms()
+        try:
+            return open_state(store, now_ms=now_ms)
+        except (CorruptLog, DamagedSnapshot, DamagedElection) as error:
+            if not self._others_vote():
+                raise
+            store.renew_voter_id()  # first, or a crash in between would leave a voter that has forgotten its vote
+            folder = store.keep_aside(CLUSTER_METADATA, 0) if _is_stored(store) else None
+            logger.critical(
+                "the metadata log is damaged; it is fetched again from the other voters",
+                extra={"reason": str(error), "kept_as": str(folder)},
+            )
+        return open_state(store, now_ms=now_ms)
+
+    def _others_vote(self) -> bool:
+        """By what can still be read of the metadata, or else by the settings."""
+        node = self._node
+        known = set(whole_voters(node.store).ids) or set(node.settings.founders)
+        return not self.is_lone and bool(known - {node.node_id})
 
     @property
     def state(self) -> QuorumState:
@@ -79,7 +106,7 @@ class Quorum:
 
     @property
     def local(self) -> ReplicaKey:
-        return ReplicaKey(self._node.node_id, self._node.store.directory_id)
+        return ReplicaKey(self._node.node_id, self._node.store.voter_id)
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -331,6 +358,10 @@ def _succeed(done: asyncio.Future[int | None], offset: int | None) -> None:
 def _fail(done: asyncio.Future[int | None], error: Exception) -> None:
     if not done.done():
         done.set_exception(error)
+
+
+def _is_stored(store: LogStore) -> bool:
+    return (CLUSTER_METADATA, 0) in store.stored()
 
 
 def _is_from_before_quorums(state: QuorumState, local: ReplicaKey) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
@@ -14,7 +15,9 @@ from penstock.cluster.names import CLUSTER_METADATA
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.log.recovery import CorruptLog
-from penstock.raft.values import Election, OffsetAndEpoch, VoterHistory, plausible_election
+from penstock.log.validation import check_served
+from penstock.protocol.errors import ApiError
+from penstock.raft.values import Election, OffsetAndEpoch, VoterHistory, VoterSet, plausible_election
 
 if TYPE_CHECKING:
     from penstock.broker.quorum.snapshots import Snapshot
@@ -52,10 +55,12 @@ class QuorumState(NamedTuple):
 
 def open_state(store: LogStore, *, now_ms: int) -> QuorumState:
     """Blocking. Raises CorruptLog, DamagedSnapshot, DamagedElection, OSError."""
-    synced_offset = store.synced_offset(CLUSTER_METADATA, 0)
+    synced_offset = store.synced_offset(CLUSTER_METADATA, 0, METADATA_TOPIC_ID)
     if synced_offset and (CLUSTER_METADATA, 0) not in store.stored():
         raise CorruptLog(f"the folder of {CLUSTER_METADATA} has gone, and with it how this node has voted")
     log = store.open_or_create(CLUSTER_METADATA, 0, METADATA_TOPIC_ID, METADATA_CONFIG, now_ms=now_ms)
+    if log.damages:
+        raise CorruptLog(f"{log.directory}: {log.damages[0]}")
     snapshots.remove_unfinished(log.directory)
     id, snapshot = _newest_snapshot(log)
     if max(log.end_offset, id.offset if id is not None else 0) < synced_offset:
@@ -102,9 +107,50 @@ def _newest_snapshot(log: Log) -> tuple[OffsetAndEpoch | None, Snapshot | None]:
 
 
 def _read_voters(log: Log, offset: int, voters: VoterHistory) -> None:
+    """Reads all that will be replayed, so its checksums are checked here once and for all. Raises CorruptLog."""
     while offset < log.end_offset:
-        piece = log.read(offset, _READ_BYTES, log.end)
+        try:
+            piece = log.read(offset, _READ_BYTES, log.end)
+            check_served(piece.data)
+        except ApiError as error:
+            bad = first_damaged_offset(log, offset)
+            raise CorruptLog(f"{log.directory} is damaged at offset {bad}: {error.message}") from None
         for at, voter_set in voters_in(piece.data):
             if at >= offset:
                 voters.add(at, voter_set)
         offset = piece.next_offset
+
+
+def first_damaged_offset(log: Log, offset: int) -> int:
+    """The first offset from `offset` on whose batch is not what was written; the end where there is none."""
+    while offset < log.end_offset:
+        try:
+            piece = log.read(offset, 1, log.end)
+            check_served(piece.data)
+        except ApiError:
+            break
+        offset = piece.next_offset
+    return offset
+
+
+def whole_voters(store: LogStore) -> VoterSet:
+    """Who votes, by what of a damaged metadata log can still be read; nobody where nothing can."""
+    log, voters = store.logs.get((CLUSTER_METADATA, 0)), VoterHistory()
+    if log is None:
+        return voters.latest
+    for id in snapshots.stored(log.directory):
+        with suppress(snapshots.DamagedSnapshot, OSError):
+            voters.add(id.offset - 1, snapshots.load(log.directory, id).voters)
+    offset = log.start_offset
+    while offset < log.end_offset:
+        try:
+            piece = log.read(offset, 1, log.end)
+            check_served(piece.data)
+        except ApiError:
+            offset += 1  # the next batch begins further on
+            continue
+        for at, voter_set in voters_in(piece.data):
+            if at > voters.latest_offset:
+                voters.add(at, voter_set)
+        offset = piece.next_offset
+    return voters.latest

@@ -50,7 +50,7 @@ class SharePartitions:
         partition = None if found is None else found.get(place[1])
         if partition is None:
             topic = topic_of(self.node.image, place[0], by_id=True)
-            raise absence(topic, place[1], by_id=True, node_id=self.node.node_id)
+            raise absence(self.node, topic, place[1], by_id=True)
         partition.check_leader()
         return partition
 

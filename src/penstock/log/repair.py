@@ -1,0 +1,104 @@
+"""What an operator does about a damaged data folder while its node is stopped. Blocking throughout."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.log import damage
+from penstock.log.checkpoints import sync_directory
+from penstock.log.damage import Damage
+from penstock.log.names import LOG, parse_offset_file, parse_partition_folder, partition_folder
+from penstock.log.store import lock_folder
+from penstock.log.walk import checksum_holds, past_holes, walk
+
+
+class NothingToAccept(Exception):
+    """No damage is known of the partition."""
+
+
+class Finding(NamedTuple):
+    topic: str
+    partition: int
+    damage: Damage
+
+
+@contextmanager
+def stopped(data_dir: Path) -> Iterator[None]:
+    """Nobody else uses the folder meanwhile. Raises StoreLocked, OSError."""
+    fd = lock_folder(data_dir)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def list_damage(data_dir: Path) -> list[Finding]:
+    """What starts have found, accepted or not. Raises DamagedCheckpoint, OSError."""
+    found = []
+    for folder, topic, index in _partitions(data_dir):
+        found += [Finding(topic, index, item) for item in damage.load(folder)]
+    return found
+
+
+def accept_loss(data_dir: Path, topic: str, index: int) -> list[Damage]:
+    """Readers pass over the damage from the next start on; a folder that is gone is begun again beyond its end.
+
+    Returns what was accepted; nothing for a folder that was gone. Raises NothingToAccept, StoreLocked, OSError.
+    """
+    folder = data_dir / partition_folder(topic, index)
+    with stopped(data_dir):
+        if not folder.exists():
+            folder.mkdir()
+            damage.give_up(folder)
+            sync_directory(data_dir)
+            return []
+        known = damage.load(folder)
+        refused = [item for item in known if not item.accepted]
+        if not refused:
+            raise NothingToAccept(f"no damage is known of {folder.name}")
+        damage.save(folder, [item._replace(accepted=True) for item in known])
+        return refused
+
+
+def verify(data_dir: Path) -> Iterator[Finding]:
+    """Reads every batch of every partition. Yields damage that nothing else has come across yet."""
+    for folder, topic, index in _partitions(data_dir):
+        known = damage.load(folder)
+        for path in sorted(folder.glob(f"*{LOG}")):
+            parsed = parse_offset_file(path.name)
+            if parsed is not None and not parsed[2]:
+                for item in _verify_segment(path, parsed[0], known):
+                    yield Finding(topic, index, item)
+
+
+def _verify_segment(path: Path, base_offset: int, known: list[Damage]) -> Iterator[Damage]:
+    holes = damage.holes_of(known, base_offset)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        end, position, expected = os.fstat(fd).st_size, 0, base_offset
+        while True:
+            for at, header in walk(fd, position, end, holes=holes):
+                position = at
+                if header.base_offset < expected or not checksum_holds(fd, at, header):
+                    break
+                position, expected = at + header.size, header.last_offset + 1
+            position = past_holes(position, holes)
+            if position >= end:
+                return
+            found = damage.next_batch(fd, position, end, base_offset=base_offset, expected=expected)
+            end_offset = expected if found is None else found[1].base_offset
+            yield Damage(expected, end_offset, base_offset, position, end if found is None else found[0])
+            if found is None:
+                return
+            position, expected = found[0], end_offset
+    finally:
+        os.close(fd)
+
+
+def _partitions(data_dir: Path) -> Iterator[tuple[Path, str, int]]:
+    for folder in sorted(data_dir.iterdir()):
+        parsed = parse_partition_folder(folder.name)
+        if parsed is not None and folder.is_dir():
+            yield folder, *parsed

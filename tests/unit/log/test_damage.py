@@ -1,0 +1,332 @@
+"""Damage and torn tails are told apart: damage below what was synced keeps every byte, and the rest is served."""
+
+import logging
+import os
+import shutil
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from tests.unit.log.helpers import NOW_MS, append, batch_of, fill, flush, open_log, values_in
+
+from penstock.log import boot, damage
+from penstock.log.config import LogConfig
+from penstock.log.log import Log
+from penstock.log.recovery import Crash
+from penstock.log.store import LogStore, Wanted
+from penstock.log.synced_offsets import SYNCED_OFFSETS, SyncedOffsets
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.records import HEADER_BYTES, Record, encode_batch
+
+SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
+TOPIC_ID = UUID(int=7)
+
+#: Where in a batch a byte is flipped: offset, length, epoch, magic, checksum, delta, a record.
+PLACES = (7, 11, 13, 16, 20, 26, HEADER_BYTES + 5)
+
+
+def flip(path: Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        (byte,) = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte ^ 0x55]))
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.glob("*.log")}
+
+
+def served(log: Log) -> tuple[list[int], list[int]]:
+    """Offsets that can be read one by one, and those that are refused as corrupt."""
+    whole, refused = [], []
+    for offset in range(log.start_offset, log.end_offset):
+        try:
+            piece = log.read(offset, 1, log.end)
+        except ApiError as error:
+            refused.append(offset if error.code is ErrorCode.corrupt_message else -1)
+        else:
+            assert piece.next_offset == offset + 1, "each batch holds one record"
+            whole.append(offset)
+    return whole, refused
+
+
+def ranges(log: Log) -> list[tuple[int, int]]:
+    return [(item.start_offset, item.end_offset) for item in log.damages]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_a_flipped_byte_in_an_old_segment_costs_one_batch(tmp_path, place, batch):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 30)
+    flush(log)
+    log.abandon()
+    old, size = log.segments[1], log.segments[0].size // (log.segments[1].base_offset)
+    flip(old.path, batch * size + place)
+    before = sizes(tmp_path / "t-0")
+    reopened = open_log(tmp_path / "t-0", SMALL)
+    lost = old.base_offset + batch
+    assert served(reopened) == ([n for n in range(30) if n != lost], [lost])
+    assert sizes(tmp_path / "t-0") == before
+    assert append(reopened, b"next").base_offset == 30
+    assert values_in(reopened, 29)[-1] == b"next"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_open_segment_is_kept_up_to_its_last_sync(tmp_path, place):
+    log = open_log(tmp_path / "t-0")
+    fill(log, 10)
+    flush(log)
+    log.abandon()
+    size = log.end.position // 10
+    # That the last batch names another leader epoch is shown by nothing that follows it.
+    for batch in (0, 4, 9)[: 2 if place == 13 else 3]:
+        shutil.rmtree(tmp_path / "copy-0", ignore_errors=True)
+        shutil.copytree(tmp_path / "t-0", tmp_path / "copy-0")
+        flip(tmp_path / "copy-0" / "00000000000000000000.log", batch * size + place)
+        reopened = open_log(tmp_path / "copy-0", crash=Crash(durable_offset=10))
+        assert served(reopened) == ([n for n in range(10) if n != batch], [batch])
+        assert sizes(tmp_path / "copy-0") == sizes(tmp_path / "t-0")
+        assert append(reopened, b"next").base_offset == 10
+        assert values_in(reopened, 10) == [b"next"]
+        reopened.close()
+        again = open_log(tmp_path / "copy-0", clean=True, recovery_point=11)
+        assert served(again) == ([n for n in range(11) if n != batch], [batch]), "a clean start reads nothing"
+        again.abandon()
+
+
+def test_beyond_the_last_sync_a_machine_that_went_down_explains_anything(tmp_path):
+    log = open_log(tmp_path / "t-0")
+    fill(log, 10)
+    log.abandon()
+    flip(log.active_segment.path, log.end.position // 10 * 6 + 70)
+    reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=5))
+    assert (served(reopened), reopened.end_offset) == (([0, 1, 2, 3, 4, 5], []), 6)
+    (kept,) = (tmp_path / "t-0").glob("*-cut")
+    assert kept.stat().st_size == log.end.position // 10 * 4, "whole batches followed"
+
+
+def test_a_process_that_was_killed_explains_only_an_unfinished_last_write(tmp_path):
+    log = open_log(tmp_path / "t-0")
+    fill(log, 10)
+    log.abandon()
+    size = log.end.position // 10
+    flip(log.active_segment.path, size * 6 + 70)
+    os.truncate(log.active_segment.path, size * 10 - 7)
+    reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=5, same_boot=True))
+    assert served(reopened) == ([0, 1, 2, 3, 4, 5, 7, 8], [6])
+    assert reopened.end_offset == 9
+    assert not list((tmp_path / "t-0").glob("*-cut"))
+
+
+def test_several_damaged_places_are_told_apart(tmp_path):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 30)
+    flush(log)
+    log.abandon()
+    size = log.segments[0].size // log.segments[1].base_offset
+    for offset in (2, 3, 5, 11, 29):
+        segment = log.segments[max(n for n, s in enumerate(log.segments) if s.base_offset <= offset)]
+        flip(segment.path, (offset - segment.base_offset) * size + 70)
+    reopened = open_log(tmp_path / "t-0", SMALL, crash=Crash(durable_offset=30))
+    assert ranges(reopened) == [(2, 4), (5, 6), (11, 12), (29, 30)]
+    assert served(reopened)[1] == [2, 3, 5, 11, 29]
+
+
+def test_it_is_said_loudly_and_only_once(tmp_path, caplog):
+    log = open_log(tmp_path / "t-0")
+    fill(log, 10)
+    log.close()
+    flip(log.active_segment.path, 70)
+    with caplog.at_level(logging.WARNING, "penstock.log"):
+        reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=10))
+        served(reopened)
+    (said,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
+    assert "offsets 0 to 0" in said.damage
+
+
+def test_a_record_that_looks_like_a_batch_is_not_taken_for_one(tmp_path):
+    log = open_log(tmp_path / "t-0")
+    decoy = bytes(encode_batch([Record(1, NOW_MS, None, b"decoy")]))
+    log.append(batch_of(b"head", decoy), leader_epoch=0, now_ms=NOW_MS)
+    append(log, b"after")
+    flush(log)
+    log.abandon()
+    flip(log.active_segment.path, HEADER_BYTES + 3)
+    reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=3))
+    assert ranges(reopened) == [(0, 2)]
+    assert values_in(reopened, 2) == [b"after"]
+
+
+def test_files_that_have_gone_at_the_end_leave_a_range_that_is_refused(tmp_path):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 30)
+    flush(log)
+    log.abandon()
+    gone = log.segments[-2:]
+    for segment in gone:
+        segment.path.unlink()
+    reopened = open_log(tmp_path / "t-0", SMALL, crash=Crash(durable_offset=30))
+    assert reopened.end_offset == gone[0].base_offset
+    reopened.continue_at(30, NOW_MS)
+    assert served(reopened)[1] == list(range(gone[0].base_offset, 30))
+    assert append(reopened, b"next").base_offset == 30
+    reopened.close()
+    again = open_log(tmp_path / "t-0", SMALL, clean=True, recovery_point=31)
+    assert served(again) == ([*range(gone[0].base_offset), 30], list(range(gone[0].base_offset, 30)))
+
+
+def test_an_accepted_loss_is_passed_over_by_readers(tmp_path):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 30)
+    flush(log)
+    log.abandon()
+    size = log.segments[0].size // log.segments[1].base_offset
+    flip(log.segments[0].path, size * 2 + 70)
+    last = log.segments[1].next_base - 1
+    flip(log.segments[1].path, (last - log.segments[1].base_offset) * size + 70)
+    open_log(tmp_path / "t-0", SMALL).abandon()
+    damage.save(tmp_path / "t-0", [item._replace(accepted=True) for item in damage.load(tmp_path / "t-0")])
+    reopened = open_log(tmp_path / "t-0", SMALL)
+    assert reopened.damages == ()
+    assert len(values_in(reopened)) == 28
+    assert len(values_in(reopened, max_bytes=1)) == 28
+    assert values_in(reopened, 2) == values_in(reopened, 3)
+    assert values_in(reopened, last) == values_in(reopened, last + 1)
+
+
+def test_retention_and_truncation_take_damage_along(tmp_path):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 30)
+    flush(log)
+    log.abandon()
+    size = log.segments[0].size // log.segments[1].base_offset
+    for segment in (log.segments[0], log.segments[2]):
+        flip(segment.path, size + 70)
+    reopened = open_log(tmp_path / "t-0", SMALL)
+    first, second = ranges(reopened)
+    reopened.delete_records_before(first[1])
+    assert ranges(reopened) == [second]
+    reopened.truncate_to(second[1] + 1, NOW_MS)
+    assert ranges(reopened) == [second]
+    append(reopened, b"x")
+    assert served(reopened)[1] == [second[0]]
+    reopened.truncate_to(second[0], NOW_MS)
+    assert (ranges(reopened), reopened.end_offset) == ([], second[0])
+    assert append(reopened, b"y").base_offset == second[0]
+    assert values_in(reopened, second[0]) == [b"y"]
+    reopened.abandon()
+    assert ranges(open_log(tmp_path / "t-0", SMALL, start_offset=first[1])) == []
+
+
+def test_a_log_is_truncated_where_its_end_is_damaged(tmp_path):
+    log = open_log(tmp_path / "t-0")
+    fill(log, 10)
+    flush(log)
+    log.abandon()
+    size = log.end.position // 10
+    flip(log.active_segment.path, log.end.position - 3)
+    reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=10))
+    reopened.close()
+    assert open_log(tmp_path / "t-0", clean=True, recovery_point=10).end_offset == 10
+    reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=10))
+    assert (ranges(reopened), reopened.end_offset) == ([(9, 10)], 10)
+    reopened.truncate_to(9, NOW_MS)
+    assert (ranges(reopened), reopened.end) == ([], (9, 0, 9 * size))
+    assert append(reopened, b"y").base_offset == 9
+    assert values_in(reopened, 8)[-1] == b"y"
+
+
+# The notes of syncs
+
+
+def opened_store(folder: Path) -> tuple[LogStore, Log]:
+    store = LogStore.open(folder, node_id=1)
+    return store, store.open_or_create("t", 0, TOPIC_ID, LogConfig(), now_ms=NOW_MS)
+
+
+def test_a_store_knows_the_last_sync_without_a_checkpoint(tmp_path):
+    store, log = opened_store(tmp_path)
+    fill(log, 10)
+    flush(log)
+    fill(log, 1)
+    store.close(clean=False)
+    flip(log.active_segment.path, log.end.position // 11 * 4 + 70)
+    store, log = opened_store(tmp_path)
+    assert served(log) == ([0, 1, 2, 3, 5, 6, 7, 8, 9, 10], [4])
+    store.close()
+
+
+def test_in_the_same_boot_nothing_whole_is_cut(tmp_path):
+    store, log = opened_store(tmp_path)
+    boot.note_run(tmp_path, boot.Run(boot.current_boot_id(), 1))
+    fill(log, 10)
+    store.close(clean=False)
+    flip(log.active_segment.path, log.end.position // 10 * 4 + 70)
+    store, log = opened_store(tmp_path)
+    assert served(log)[1] == ([4] if boot.current_boot_id() else [])
+    store.close()
+
+
+def test_a_truncation_takes_the_note_back_first(tmp_path):
+    store, log = opened_store(tmp_path)
+    fill(log, 10)
+    flush(log)
+    store.truncate("t", 0, 4, now_ms=NOW_MS)
+    assert SyncedOffsets(tmp_path).offset((TOPIC_ID, 0)) == 4
+    fill(log, 3)
+    store.close(clean=False)
+    os.truncate(log.active_segment.path, log.end.position - 5)
+    store, log = opened_store(tmp_path)
+    assert (log.end_offset, log.damages) == (6, ())
+    store.close()
+
+
+def test_what_is_not_on_disk_is_never_noted(tmp_path):
+    store, log = opened_store(tmp_path)
+    fill(log, 10)
+    assert SyncedOffsets(tmp_path).offset((TOPIC_ID, 0)) == 0
+    ticket = log.flush_begin()
+    fill(log, 5)
+    ticket.run()
+    assert SyncedOffsets(tmp_path).offset((TOPIC_ID, 0)) == 10
+    store.close(clean=False)
+
+
+def test_notes_of_a_deleted_partition_go_and_their_place_is_used_again(tmp_path):
+    store, log = opened_store(tmp_path)
+    fill(log, 10)
+    flush(log)
+    store.delete("t", 0)
+    assert not store.has_held("t", 0, TOPIC_ID)
+    other = UUID(int=8)
+    store.open_or_create_these({("u", 3): Wanted(other, LogConfig())}, now_ms=NOW_MS)
+    store.close()
+    notes = SyncedOffsets(tmp_path)
+    assert (TOPIC_ID, 0) not in notes
+    assert (other, 3) in notes
+    assert (tmp_path / SYNCED_OFFSETS).stat().st_size == 32
+
+
+def test_a_damaged_note_is_dropped_and_the_others_hold(tmp_path):
+    notes = SyncedOffsets(tmp_path)
+    for index in range(3):
+        notes.slot((TOPIC_ID, index)).note(10 + index)
+    notes.close()
+    flip(tmp_path / SYNCED_OFFSETS, 32 + 25)
+    notes = SyncedOffsets(tmp_path)
+    assert [notes.offset((TOPIC_ID, index)) for index in range(3)] == [10, 0, 12]
+
+
+def test_a_folder_that_has_gone_is_missed_only_if_it_had_records(tmp_path):
+    store, log = opened_store(tmp_path)
+    assert not store.has_held("t", 0, TOPIC_ID)
+    fill(log, 3)
+    flush(log)
+    store.close(clean=False)
+    shutil.rmtree(tmp_path / "t-0")
+    store = LogStore.open(tmp_path, node_id=1)
+    assert store.has_held("t", 0, TOPIC_ID)
+    assert not store.has_held("t", 0, UUID(int=8)), "another topic of that name"
+    store.close()
