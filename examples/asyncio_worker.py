@@ -15,14 +15,14 @@ JOBS = 5
 async def publish_jobs(bootstrap: str) -> None:
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True) as producer:
         for number in range(JOBS):
-            await producer.send_and_wait("jobs", json.dumps({"job": number}).encode())
+            await producer.send_and_wait("async.jobs", json.dumps({"job": number}).encode())
 
 
 async def work(bootstrap: str) -> None:
     consumer = AIOKafkaConsumer(
-        "jobs",
+        "async.jobs",
         bootstrap_servers=bootstrap,
-        group_id="workers",
+        group_id="async-workers",
         auto_offset_reset="earliest",
         enable_auto_commit=False,
     )

@@ -1,7 +1,8 @@
 """An application: `python examples/billing_app.py [HOST:PORT]` bills four orders. One fails once, one each time.
 
-At least once: what failed waits in `orders.retry.1`, then in `orders.retry.2`, and its neighbours go on meanwhile. What
-fails each time is a dead letter in `orders.dlq`: `penstock dlq show orders.dlq 0:0` has all of it.
+At least once: what failed waits in `billing.orders.retry.1`, then in `billing.orders.retry.2`, and its neighbours go on
+meanwhile. What fails each time is a dead letter in `billing.orders.dlq`: `penstock dlq show billing.orders.dlq 0:0` has
+all of it.
 """
 
 import sys
@@ -20,7 +21,7 @@ class Order:
     total: float
 
 
-@app.subscribe("orders", group="billing", retry=Backoff(base="100ms", cap="5s", attempts=3))
+@app.subscribe("billing.orders", group="billing-app", retry=Backoff(base="100ms", cap="5s", attempts=3))
 def bill(order: Order, message: Message) -> None:
     print(f"order {order.id} of {order.customer}, attempt {message.attempt}", flush=True)
     if order.customer == "bob" and message.attempt == 1:
@@ -33,7 +34,7 @@ def main() -> None:
     """A service would publish elsewhere, and call app.run(), which ends with SIGTERM."""
     with app:
         for number, customer in enumerate(("alice", "bob", "mallory", "carol")):
-            place = app.publish("orders", Order(number, customer, 9.5), key=customer)
+            place = app.publish("billing.orders", Order(number, customer, 9.5), key=customer)
             print(f"order {number} has offset {place.offset}")
         app.start()
         figures = app.figures()["bill"]

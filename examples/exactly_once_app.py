@@ -43,7 +43,7 @@ def invoice(order: Order, message: Message) -> Invoice:
     return Invoice(order.id, 2.5 * order.quantity)
 
 
-@app.subscribe("invoices", group="readers")
+@app.subscribe("invoices", group="readers-of-invoices")
 def read(found: Invoice) -> None:
     invoices.append(found)
 

@@ -45,7 +45,11 @@ def publish_numbers() -> None:
 
 
 def read_doubled() -> list[int]:
-    settings = {"bootstrap.servers": bootstrap, "group.id": "readers", "auto.offset.reset": "earliest"}
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": "readers-of-doubled",
+        "auto.offset.reset": "earliest",
+    }
     reader = Consumer(settings | {"isolation.level": "read_committed"})
     reader.subscribe(["doubled"])
     found: list[int] = []

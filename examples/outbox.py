@@ -25,7 +25,7 @@ with shop:
 def order(customer: str, item: str, *, in_stock: bool = True) -> None:
     with shop:  # commits, or rolls back if the block raises
         number = shop.execute("INSERT INTO orders (customer, item) VALUES (?, ?)", (customer, item)).lastrowid
-        outbox.add(shop, "orders", {"number": number, "item": item}, key=customer)
+        outbox.add(shop, "outbox.orders", {"number": number, "item": item}, key=customer)
         if not in_stock:
             raise LookupError(f"{item}: out of stock")
 
@@ -43,7 +43,7 @@ print(f"relayed: {relay.run(once=True).relayed}")
 consumer = Consumer(
     {"bootstrap.servers": bootstrap, "group.id": path.parent.name, "auto.offset.reset": "earliest"}
 )
-consumer.subscribe(["orders"])
+consumer.subscribe(["outbox.orders"])
 for _ in range(2):
     message = consumer.poll(30)
     assert message is not None, "the broker did not answer"

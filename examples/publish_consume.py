@@ -10,7 +10,9 @@ producer = Producer({"bootstrap.servers": bootstrap})
 producer.produce("greetings", key="world", value="hello")
 producer.flush()
 
-consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "readers", "auto.offset.reset": "earliest"})
+consumer = Consumer(
+    {"bootstrap.servers": bootstrap, "group.id": "greeting-readers", "auto.offset.reset": "earliest"}
+)
 consumer.subscribe(["greetings"])
 message = consumer.poll(10)
 print(f"{message.key().decode()}: {message.value().decode()} (offset {message.offset()})")

@@ -22,7 +22,9 @@ producer.produce("reminders", "in a second", headers={"penstock-deliver-at": in_
 producer.produce("reminders", "now")
 producer.flush()
 
-consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "readers", "auto.offset.reset": "earliest"})
+consumer = Consumer(
+    {"bootstrap.servers": bootstrap, "group.id": "reminder-readers", "auto.offset.reset": "earliest"}
+)
 consumer.subscribe(["reminders"])
 for _ in range(3):
     while (message := consumer.poll(1.0)) is None or message.error():

@@ -38,7 +38,7 @@ def outcome(message: Message) -> AcknowledgeType:
 
 
 def work(deliveries: int) -> None:
-    settings = {"bootstrap.servers": bootstrap, "group.id": "workers"}
+    settings = {"bootstrap.servers": bootstrap, "group.id": "job-workers"}
     worker = ShareConsumer(settings | {"share.acknowledgement.mode": "explicit"})
     worker.subscribe(["jobs"])
     while deliveries > 0:
@@ -51,7 +51,7 @@ def work(deliveries: int) -> None:
 
 def show_dead_letter() -> None:
     reader = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "undertakers", "auto.offset.reset": "earliest"}
+        {"bootstrap.servers": bootstrap, "group.id": "job-undertakers", "auto.offset.reset": "earliest"}
     )
     reader.subscribe(["jobs.dlq"])
     while (letter := reader.poll(1.0)) is None or letter.error():
@@ -62,7 +62,7 @@ def show_dead_letter() -> None:
 
 
 if __name__ == "__main__":
-    set_policy("workers")
+    set_policy("job-workers")
     producer = Producer({"bootstrap.servers": bootstrap})
     for job in ("easy", "flaky", "hopeless", "simple"):
         producer.produce("jobs", job)

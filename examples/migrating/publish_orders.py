@@ -13,4 +13,4 @@ first, count = int(given.get(2, 0)), int(given.get(3, 10))
 with Penstock(given.get(1, "localhost:9092")) as app:
     for number in range(first, first + count):
         order = {"id": number, "customer": f"c{number % 3}"}
-        app.publish("orders", order, key=order["customer"], headers={"message-id": f"order-{number}"})
+        app.publish("shop.orders", order, key=order["customer"], headers={"message-id": f"order-{number}"})

@@ -36,7 +36,7 @@ consumer = Consumer(
         "enable.auto.commit": False,
     }
 )
-consumer.subscribe(["orders"])
+consumer.subscribe(["shop.orders"])
 while running:
     message = consumer.poll(0.5)
     if message is None or message.error():
@@ -48,7 +48,7 @@ while running:
         except Exception:
             time.sleep(0.1 * 2**attempt)
     else:
-        dead_letters.produce("orders.failed", message.value(), message.key())
+        dead_letters.produce("shop.orders.failed", message.value(), message.key())
         dead_letters.flush()
     consumer.commit(message, asynchronous=False)
 consumer.close()

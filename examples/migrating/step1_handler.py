@@ -17,7 +17,7 @@ def bill(order: dict[str, Any]) -> None:
     print(f"billed order {order['id']} of {order['customer']}", flush=True)
 
 
-@app.subscribe("orders", group="billing")
+@app.subscribe("shop.orders", group="billing")
 def handle(message: Message) -> None:
     bill(json.loads(message.value or b""))
 

@@ -17,7 +17,7 @@ class Order:
     customer: str
 
 
-@app.subscribe("orders", group="billing")
+@app.subscribe("shop.orders", group="billing")
 def bill(order: Order) -> None:
     print(f"billed order {order.id} of {order.customer}", flush=True)
 

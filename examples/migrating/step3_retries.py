@@ -1,6 +1,6 @@
 """Step 3: retries that stop nobody, and dead letters. `python examples/migrating/step3_retries.py [HOST:PORT]`.
 
-An order that fails waits in `orders.retry.1` while the others go on, and is a dead letter after three attempts.
+An order that fails waits in `shop.orders.retry.1` while the others go on, and is a dead letter after three attempts.
 """
 
 import sys
@@ -17,7 +17,7 @@ class Order:
     customer: str
 
 
-@app.subscribe("orders", group="billing", retry=Backoff(base="100ms", cap="1m", attempts=3))
+@app.subscribe("shop.orders", group="billing", retry=Backoff(base="100ms", cap="1m", attempts=3))
 def bill(order: Order, message: Message) -> None:
     if order.id < 0:
         raise Reject("there is no such order")  # another try would not help

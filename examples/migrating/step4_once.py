@@ -25,7 +25,7 @@ class Order:
 
 
 @app.subscribe(
-    "orders",
+    "shop.orders",
     group="billing",
     delivery="effectively-once",
     store=store,

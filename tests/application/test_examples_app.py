@@ -174,7 +174,7 @@ def test_a_loop_is_migrated_step_by_step(servers: str, tmp_path: Path, start: St
         for number in range(first, first + 10):
             order: dict[str, Any] = {"id": number, "customer": f"c{number % 3}"}
             app.publish_soon(
-                "orders", order, key=order["customer"], headers={"message-id": f"order-{number}"}
+                "shop.orders", order, key=order["customer"], headers={"message-id": f"order-{number}"}
             )
         assert app.flush() == 0
 
@@ -189,10 +189,10 @@ def test_a_loop_is_migrated_step_by_step(servers: str, tmp_path: Path, start: St
     assert handled("step0_loop.py", 10) == set(range(10))
     publish(10)
     assert handled("step1_handler.py", 10) == set(range(10, 20))
-    app.publish("orders", b'{"id": "twenty", "customer": "c2"}')
+    app.publish("shop.orders", b'{"id": "twenty", "customer": "c2"}')
     publish(20)
     assert handled("step2_payload.py", 10) == set(range(20, 30))
-    (letter,) = read_all(servers, "orders.dlq")
+    (letter,) = read_all(servers, "shop.orders.dlq")
     assert header(letter, letters.REASON) == "unreadable"
     assert "id" in (header(letter, letters.MESSAGE) or "")
     publish(30)
@@ -237,3 +237,29 @@ def test_a_loop_and_an_application_share_a_group_with_the_strategy_of_the_loop(
     finally:
         loop.close()
         app.close()
+
+
+def test_a_hot_key_is_spread_and_added_up_again(servers: str, tmp_path: Path) -> None:
+    spread, order = run("hot_key.py", servers, folder=tmp_path)
+    match = re.fullmatch(r"200 clicks of big-customer were in (\d) partitions", spread)
+    assert match is not None, spread
+    assert int(match[1]) >= 3
+    assert order == "the steps of every cart are in order: True"
+
+
+def test_no_two_examples_share_a_topic_or_a_group() -> None:
+    """Whoever tries one after the other on one broker sees what each has done, and nothing of the others."""
+    names: dict[str, set[str]] = {}
+    for path in sorted(EXAMPLES.rglob("*.py")):
+        unit = path.relative_to(EXAMPLES).parts[0]  # the steps of a migration belong together
+        if unit == "pytest_example":
+            continue  # brokers of its own
+        words = path.read_text()
+        groups = re.findall(r"""group(?:_id|\.id"|=|_id=)[=:]?\s*f?"([\w.-]+)\"""", words)
+        topics = re.findall(
+            r"""(?:subscribe|subscriber|publish|publish_soon|add)\(\[?\s*"([\w.-]+)\"""", words
+        )
+        for name in {f"group {each}" for each in groups} | {f"topic {each}" for each in topics}:
+            names.setdefault(name, set()).add(unit)
+    assert len(names) > 20
+    assert {name: units for name, units in names.items() if len(units) > 1} == {}

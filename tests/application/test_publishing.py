@@ -1,14 +1,16 @@
 """Publishing many at a time: every future is told, and nobody is called back in the middle of another call."""
 
+import asyncio
 import threading
 from collections import deque
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from tests.application.apps import QUICK, read_all, running
 from tests.waiting import eventually
 
-from penstock.client import NotPublished, Penstock
+from penstock.client import ApplicationError, Message, NotPublished, Penstock
 from penstock.client.app.publishing import Published
 from penstock.testing import EmbeddedBroker
 
@@ -112,3 +114,71 @@ def test_another_producer_is_made_when_one_cannot_go_on(penstock: EmbeddedBroker
             app.publish("orders", b"refused")
         assert app.publish("orders", b"taken").offset == 0
         assert app.flush() == 0
+
+
+def test_acks_are_chosen_for_a_call_and_for_a_topic(app: Penstock, bootstrap: str, topic: str) -> None:
+    """A topic that no one broker can confirm for all replicas takes what is confirmed by less."""
+    strict = f"{topic}-strict"
+    app.create_topic(strict, partitions=1, settings={"min.insync.replicas": "2"})
+    with Penstock(bootstrap, settings={"message.timeout.ms": 1_000}, acks={strict: 1}) as hasty:
+        assert hasty.publish(strict, b"0").offset == 0
+        assert hasty.publish(strict, b"1", acks=0) == Published(strict, 0, -1)
+        assert hasty.publish_soon(strict, b"2", acks=1).result(30).offset == 2
+        with pytest.raises(NotPublished):
+            hasty.publish(strict, b"none", acks="all")
+        assert hasty.publish(topic, b"other").offset == 0, "of a topic that waits for all"
+    assert [each.value() for each in read_all(bootstrap, strict)] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("acks", [2, -1, True, "leader"])
+def test_acks_that_there_are_none_of(acks: Any) -> None:
+    with pytest.raises(ApplicationError, match="none of 0, 1 and"):
+        Penstock("127.0.0.1:1", acks=acks)
+    with Penstock("127.0.0.1:1") as app, pytest.raises(ApplicationError, match="none of 0, 1 and"):
+        app.publish("orders", b"", acks=acks)
+
+
+def test_acks_are_no_setting() -> None:
+    for name in ("acks", "enable.idempotence", "request.required.acks"):
+        with pytest.raises(ApplicationError, match="acks="):
+            Penstock("127.0.0.1:1", settings={name: "1"})
+
+
+async def test_a_full_queue_does_not_stop_the_event_loop() -> None:
+    app = Penstock("127.0.0.1:1", settings={"queue.buffering.max.messages": 1})
+    async with asyncio.timeout(30):  # a loop that stands still would not notice
+        first = asyncio.create_task(app.apublish("orders", b"fills the queue"))
+        second = asyncio.create_task(app.apublish("orders", b"waits for room"))
+        turns = 0
+        while turns < 20:
+            await asyncio.sleep(0.01)
+            turns += 1
+        assert not first.done()
+        assert not second.done()
+        for task in (first, second):
+            task.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+    app.close()
+
+
+def test_a_hot_key_is_spread_and_found_again(app: Penstock, bootstrap: str, topic: str) -> None:
+    for number in range(60):
+        app.publish_soon(topic, b"%d" % number, key="hot", salt=16)
+        app.publish_soon(topic, b"%d" % number, key="cart", salt=16, salt_by=f"cart-{number % 2}")
+    assert app.flush() == 0
+    found = [Message(raw) for raw in read_all(bootstrap, topic)]
+    hot = [each for each in found if each.unsalted_key == b"hot"]
+    assert len(hot) == 60
+    assert {each.partition for each in hot} == {0, 1}
+    assert len({each.key for each in hot}) > 4
+    carts = [each for each in found if each.unsalted_key == b"cart"]
+    assert len({each.key for each in carts}) == 2, "what is to stay in order has one key"
+
+
+def test_a_salt_needs_a_key(app: Penstock, topic: str) -> None:
+    with pytest.raises(ApplicationError, match="salt= spreads a key"):
+        app.publish(topic, b"", salt=4)
+    with pytest.raises(ApplicationError, match="say how many"):
+        app.publish(topic, b"", key="hot", salt_by="cart")
+    with pytest.raises(ApplicationError, match="1 to"):
+        app.publish(topic, b"", key="hot", salt=0)

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.client.letters import MESSAGE_ID, Header, Origin, origin_of
 from penstock.client.payloads import codec_for
+from penstock.client.salting import unsalted
 
 __all__ = ["Message", "id_of", "raw_of"]
 
@@ -35,6 +36,12 @@ class Message:
     def key(self) -> bytes | None:
         key: bytes | None = self._raw.key()
         return key
+
+    @property
+    def unsalted_key(self) -> bytes | None:
+        """The key as it was given to `publish(..., salt=N)`; any other key as it is."""
+        key = self.key
+        return None if key is None else unsalted(key)
 
     @property
     def value(self) -> bytes | None:

@@ -13,10 +13,10 @@ from penstock.client.app.subscription import Subscription, subscription
 from penstock.client.backoff import Backoff
 from penstock.client.durations import Duration
 
-__all__ = ["open_consumer"]
+__all__ = ["UNANSWERED_MAX", "open_consumer"]
 
 #: What waits for an answer; more of it is a loop that forgot to give one.
-_UNANSWERED_MAX: Final = 100_000
+UNANSWERED_MAX: Final = 100_000
 _KEPT: Final = (Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE)
 
 
@@ -25,12 +25,12 @@ def open_consumer(
     topics: tuple[str, ...],
     *,
     group: str,
-    delivery: str = Delivery.AT_LEAST_ONCE,
-    retry: Backoff | None = None,
+    delivery: Delivery | str = Delivery.AT_LEAST_ONCE,
+    retry: Backoff | int | None = None,
     dead_letters: bool | None = None,
     start: str = "earliest",
     commit_every: Duration = "100ms",
-    in_flight_max: int = _UNANSWERED_MAX,
+    in_flight_max: int = UNANSWERED_MAX,
     share: bool = False,
     lock: Duration | None = None,
 ) -> PlainConsumer:

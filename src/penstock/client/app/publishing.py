@@ -25,11 +25,13 @@ _POLL_S: Final = 0.05
 #: A sender hears what became of others after so many; whoever sends as many in a moment is busy.
 _HEAR_EVERY: Final = 200
 _AWAY_S: Final = 0.005
-_FULL_REST_S: Final = 0.01
+FULL_REST_S: Final = 0.01
 _CLOSE_S: Final = 30.0
 #: As the client library has them.
 _ANY_PARTITION: Final = -1
 _NOW: Final = 0
+#: Of what no broker has confirmed, by the publisher's own choice.
+UNKNOWN_OFFSET: Final = -1
 
 Headers = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
 
@@ -100,30 +102,48 @@ class Publisher:
         timestamp_ms: int | None = None,
     ) -> Future[Published]:
         """On its way; the future has its place, or raises NotPublished. Waits while the queue is full."""
+        headers = with_id(headers, self._ids)
+        while True:
+            sent = self.try_send(
+                topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+            )
+            if sent is not None:
+                return sent
+            self._serve(self._producer.poll, FULL_REST_S)
+
+    def try_send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: list[Header] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Future[Published] | None:
+        """The same without waiting: None while the queue is full. Raises NotPublished."""
+        if self._is_closed:
+            raise NotPublished(f"{topic}: the publisher is closed")
         promise = _Promise(self._untold)
-        told = with_id(headers, self._ids)
-        while not self._is_closed:
-            try:
-                self._producer.produce(
-                    topic,
-                    value,
-                    key,
-                    _ANY_PARTITION if partition is None else partition,
-                    headers=told,
-                    on_delivery=promise.report,
-                    timestamp=timestamp_ms or _NOW,
-                )
-            except BufferError:
-                self._serve(self._producer.poll, _FULL_REST_S)
-            except Exception as error:
-                self.is_spent |= _is_fatal(error)
-                raise not_published(topic, error) from None
-            else:
-                self._sent = next(self._numbers)
-                if self._sent % _HEAR_EVERY == 0:
-                    self._serve(self._producer.poll, 0)
-                return promise
-        raise NotPublished(f"{topic}: the publisher is closed")
+        try:
+            self._producer.produce(
+                topic,
+                value,
+                key,
+                _ANY_PARTITION if partition is None else partition,
+                headers=with_id(headers, self._ids),
+                on_delivery=promise.report,
+                timestamp=timestamp_ms or _NOW,
+            )
+        except BufferError:
+            return None
+        except Exception as error:
+            self.is_spent |= _is_fatal(error)
+            raise not_published(topic, error) from None
+        self._sent = next(self._numbers)
+        if self._sent % _HEAR_EVERY == 0:
+            self._serve(self._producer.poll, 0)
+        return promise
 
     def flush(self, timeout_s: float = _CLOSE_S) -> int:
         """How many are still on their way."""
@@ -204,7 +224,8 @@ class _Promise(Promise[Published]):
 
 
 def _place_of(message: Any) -> Published:
-    return Published(message.topic(), message.partition(), message.offset())
+    offset = message.offset()  # None where no broker has told one
+    return Published(message.topic(), message.partition(), UNKNOWN_OFFSET if offset is None else offset)
 
 
 def with_id(headers: list[Header] | None, ids: MessageIds) -> list[Header]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 
 from penstock.client.app.failing import Letter
 from penstock.client.app.figures import Figures
 from penstock.client.app.publishing import NotPublished, Published, Publisher
-from penstock.client.app.settings import ApplicationError, Settings, producer_settings
+from penstock.client.app.settings import Acks, ApplicationError, Settings, producer_settings
 from penstock.client.app.subscription import Subscription
 from penstock.client.app.waits import unreachable
 from penstock.client.cluster import Cluster
@@ -29,6 +30,7 @@ _SHARED: Final = ("security.", "ssl.", "sasl.")
 
 #: How often who waits for brokers looks whether the application ends.
 _LOOK_S: Final = 0.3
+_ENDS: Final = "the application ends, and no broker has confirmed it: {}"
 
 
 def now_ms() -> int:
@@ -38,33 +40,52 @@ def now_ms() -> int:
 class Resources:
     """Threads share it. Everything is made when it is first needed, and closed at the end."""
 
-    def __init__(self, bootstrap: str, name: str, settings: Settings) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        name: str,
+        settings: Settings,
+        acks: Mapping[str, Acks] | Acks = "all",
+    ) -> None:
         self.bootstrap = bootstrap
         self.name = name
         self.settings = settings
         self.spans = Spans(client=name)
         self._lock = threading.RLock()
-        self._publisher: Publisher | None = None
+        self._publishers: dict[Acks, Publisher] = {}
+        self._acks: Mapping[str, Acks] = acks if isinstance(acks, Mapping) else {}
+        self._default_acks: Acks = "all" if isinstance(acks, Mapping) else acks
         self._opened: dict[tuple[Any, str], Any] = {}
         self._figures: dict[int, Figures] = {}
         #: Set while the application ends: nothing waits any longer for brokers that are not there.
         self.ending = threading.Event()
         self._addresses: set[Address] = set()
 
-    def publisher(self) -> Publisher:
-        """Another one, where the one before is of no use any more."""
-        found = self._publisher
+    def publisher(self, acks: Acks = "all") -> Publisher:
+        """Another one, where the one before is of no use any more. The library has one setting for all it sends."""
+        found = self._publishers.get(acks)
         if found is not None and not found.is_spent:
             return found
         with self._lock:
-            found = self._publisher
+            found = self._publishers.get(acks)
             if found is not None and not found.is_spent:
                 return found
-            self._publisher = Publisher(producer_settings(self.bootstrap, self.name, self.settings))
+            made = Publisher(producer_settings(self.bootstrap, self.name, self.settings, acks))
+            self._publishers[acks] = made
             if found is not None:
                 # Elsewhere, since it tells others what became of their messages.
                 threading.Thread(target=found.close, name="penstock-spent", daemon=True).start()
-            return self._publisher
+            return made
+
+    def acks_of(self, topic: str) -> Acks:
+        return self._acks.get(topic, self._default_acks)
+
+    def flush(self, timeout_s: float) -> int:
+        """How many messages are still on their way."""
+        deadline_s = time.monotonic() + timeout_s
+        return sum(
+            each.flush(max(deadline_s - time.monotonic(), 0.0)) for each in list(self._publishers.values())
+        )
 
     def post(self, letter: Letter) -> Future[Published]:
         return self.publisher().send(
@@ -106,9 +127,24 @@ class Resources:
                 if left_s <= 0:
                     raise
             if self.ending.is_set() and (reason := unreachable(self.addresses())) is not None:
-                raise NotPublished(
-                    f"the application ends, and no broker has confirmed it: {reason}", may_be_there=True
-                )
+                raise NotPublished(_ENDS.format(reason), may_be_there=True)
+
+    async def await_published_async(self, future: Future[Published], timeout_s: float) -> Published:
+        """The same, while other tasks go on."""
+        deadline_s = time.monotonic() + timeout_s
+        wrapped = asyncio.wrap_future(future)
+        while True:
+            left_s = max(deadline_s - time.monotonic(), 0.0)
+            try:
+                return await asyncio.wait_for(asyncio.shield(wrapped), min(left_s, _LOOK_S))
+            except TimeoutError:
+                if left_s <= 0:
+                    raise
+            if self.ending.is_set():
+                loop = asyncio.get_running_loop()
+                reason = await loop.run_in_executor(None, unreachable, self.addresses())
+                if reason is not None:
+                    raise NotPublished(_ENDS.format(reason), may_be_there=True)
 
     def figures_of(self, subscription: Subscription) -> Figures:
         with self._lock:
@@ -146,11 +182,10 @@ class Resources:
     def close(self, timeout_s: float) -> int:
         """How many messages were given up. Brokers that do not answer are not waited for."""
         with self._lock:
-            publisher = self._publisher
-            if publisher is not None and publisher.flush(_LOOK_S) and unreachable(self.addresses()):
+            if self._publishers and self.flush(_LOOK_S) and unreachable(self.addresses()):
                 timeout_s = 0.0
-            left = publisher.close(timeout_s) if publisher is not None else 0
-            self._publisher = None
+            left = sum(each.close(timeout_s) for each in self._publishers.values())
+            self._publishers.clear()
             for opened in self._opened.values():
                 opened.close()
             self._opened.clear()

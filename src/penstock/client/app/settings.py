@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from penstock.client.errors import ClientError
 
 __all__ = [
+    "Acks",
     "ApplicationError",
     "Settings",
     "admin_settings",
@@ -19,9 +20,14 @@ __all__ = [
 ]
 
 Settings = dict[str, Any]
+#: Whose confirmation a publish waits for: nobody's, the leader's, or that of all replicas in sync.
+Acks = Literal[0, 1, "all"]
 
 #: Decided by the contract; a user who sets one of them would break it without being told.
 _OURS: Final = {
+    "acks": "acks= of Penstock and publish",
+    "request.required.acks": "acks= of Penstock and publish",
+    "enable.idempotence": 'acks=: producers are idempotent with "all", and cannot be with less',
     "bootstrap.servers": "the first argument of Penstock",
     "enable.auto.commit": "delivery=",
     "enable.auto.offset.store": "delivery=",
@@ -33,16 +39,13 @@ _OURS: Final = {
 }
 #: Known to one kind of client only; the other would say that it does not know them.
 _PRODUCER_ONLY: Final = (
-    "acks",
     "batch.",
     "compression.",
     "delivery.timeout.ms",
-    "enable.idempotence",
     "linger.ms",
     "message.send.max.retries",
     "message.timeout.ms",
     "queue.buffering.",
-    "request.required.acks",
     "request.timeout.ms",
     "retries",
     "sticky.partitioning.linger.ms",
@@ -133,13 +136,25 @@ class _BrokerErrors:
             _LOG.error("%s: %s", self._bootstrap, error.str())
 
 
-def producer_settings(bootstrap: str, name: str, given: Settings) -> Settings:
-    """Idempotent, also at most once: without retries the library still sends again what a leader has disowned.
+def checked_acks(acks: object) -> Acks:
+    """Raises ApplicationError."""
+    if isinstance(acks, bool) or acks not in (0, 1, "0", "1", "all"):
+        raise ApplicationError(f'acks={acks!r} is none of 0, 1 and "all"')
+    return "all" if acks == "all" else 1 if int(str(acks)) else 0
+
+
+def producer_settings(bootstrap: str, name: str, given: Settings, acks: Acks = "all") -> Settings:
+    """Idempotent with acks="all", also at most once: without retries the library still sends what a leader disowns.
 
     A leader that loses its place does that to batches which it has written, and the next one has.
     """
     chosen = {key: value for key, value in given.items() if not key.startswith(_CONSUMER_ONLY)}
-    sent = {"partitioner": _PARTITIONER, "message.max.bytes": _BYTES_MAX, "enable.idempotence": True}
+    sent = {
+        "partitioner": _PARTITIONER,
+        "message.max.bytes": _BYTES_MAX,
+        "acks": acks,
+        "enable.idempotence": acks == "all",
+    }
     return {**common(bootstrap, name), **sent, **chosen}
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.client.app.delivery import Delivery
 from penstock.client.app.handles import check_handle
 from penstock.client.app.settings import ApplicationError
-from penstock.client.backoff import Backoff
+from penstock.client.backoff import ATTEMPTS_MAX, Backoff
 from penstock.client.breaker import Breaker
 from penstock.client.durations import Duration, seconds
 from penstock.client.letters import is_letter_topic
 from penstock.client.payloads import HandlerShape, codec_for, wants
 
-__all__ = ["STARTS", "Subscription", "subscription"]
+__all__ = ["STARTS", "Subscription", "check_together", "subscription"]
 
 STARTS: Final = ("earliest", "latest")
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -70,8 +70,8 @@ def subscription(
     topics: tuple[str, ...],
     *,
     group: str,
-    delivery: str = Delivery.AT_LEAST_ONCE,
-    retry: Backoff | None = None,
+    delivery: Delivery | str = Delivery.AT_LEAST_ONCE,
+    retry: Backoff | int | None = None,
     dead_letters: bool = True,
     concurrency: int = 1,
     batch: int | None = None,
@@ -89,6 +89,7 @@ def subscription(
     lock: Duration | None = None,
 ) -> Subscription:
     """Checked. Raises ApplicationError."""
+    rests = _retry(retry)
     taken_max = taken_max or (SHARED_TAKEN_MAX if share else TAKEN_MAX)
     most_at_once = concurrency if share else 2 * max(taken_max, concurrency)
     name = getattr(handler, "__qualname__", type(handler).__qualname__)
@@ -99,7 +100,7 @@ def subscription(
         handler=handler,
         shape=_shape(handler, batch),
         name=name,
-        retry=retry,
+        retry=rests,
         dead_letters=dead_letters,
         concurrency=_whole("concurrency", concurrency, _CONCURRENCY_MAX),
         batch=None if batch is None else _whole("batch", batch, 100_000),
@@ -110,7 +111,7 @@ def subscription(
         taken_max=_whole("taken_max", max(taken_max, batch or 1), 1_000_000),
         in_flight_max=_whole("in_flight_max", in_flight_max or most_at_once, 1_000_000),
         store=store,
-        remember_s=_remember_s(remember, retry),
+        remember_s=_remember_s(remember, rests),
         ledger=ledger,
         to=to,
         share=share,
@@ -174,6 +175,18 @@ def _seconds(name: str, value: Duration) -> float:
         return seconds(value)
     except ValueError as flaw:
         raise ApplicationError(f"{name}: {flaw}") from None
+
+
+def _retry(given: object) -> Backoff | None:
+    """A number is how often a message is tried in all, with the rests that Backoff has by itself."""
+    if given is None or isinstance(given, Backoff):
+        return given
+    try:
+        return Backoff(attempts=given)  # type: ignore[arg-type]
+    except ValueError:
+        raise ApplicationError(
+            f"retry={given!r} is neither a Backoff nor how often a message is tried (1 to {ATTEMPTS_MAX})"
+        ) from None
 
 
 def _remember_s(remember: Duration | None, retry: Backoff | None) -> float:
@@ -269,6 +282,22 @@ def _share(made: Subscription) -> str | None:
     if made.lock_s is not None and made.lock_s <= 0:
         return "lock= is longer than 0"
     return None
+
+
+def check_together(made: Subscription, others: Iterable[Subscription]) -> None:
+    """Positions of a group mean what its contract says: two of them cannot share one. Raises ApplicationError."""
+    for other in others:
+        if other.group != made.group:
+            continue
+        if (other.delivery, other.share, other.ledger is None) != (
+            made.delivery,
+            made.share,
+            made.ledger is None,
+        ):
+            raise ApplicationError(
+                f"{made.name}: group {made.group} is {other.delivery}{' and shared' if other.share else ''} for "
+                f"{other.name}; {made.delivery}{' and shared' if made.share else ''} needs a group of its own"
+            )
 
 
 _CHECKS: Final = (
