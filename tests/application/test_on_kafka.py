@@ -16,9 +16,7 @@ from tests.waiting import eventually
 from penstock.client import Backoff, Message, Penstock
 from penstock.protocol import letters
 
-pytestmark = pytest.mark.skipif(
-    not apache_kafka.can_be_had(), reason="needs java and the jars in PENSTOCK_KAFKA_LIBS"
-)
+pytestmark = apache_kafka.NEEDED
 COUNT = 40
 
 

@@ -23,6 +23,7 @@ CAMPAIGNS = {
     "share": "tests.chaos.share.command",
     "once": "tests.chaos.once.command",
     "contracts": "tests.chaos.contracts.command",
+    "sink": "tests.spark.sink.campaign",
 }
 
 

@@ -62,7 +62,7 @@ def topic(cluster: ClusterProcesses, unique: Callable[[str], str]) -> str:
     return name
 
 
-@pytest.fixture(params=["older protocol", "newer protocol", "java"])
+@pytest.fixture(params=["older protocol", "newer protocol", pytest.param("java", marks=pytest.mark.kafka)])
 def connecting(request: pytest.FixtureRequest, cluster: ClusterProcesses, topic: str) -> Iterator[Connecting]:
     """`connecting(**settings)`: one more producer of the same transactional id, which fences those before."""
     made: list[TransactionalProducer] = []
@@ -77,7 +77,7 @@ def connecting(request: pytest.FixtureRequest, cluster: ClusterProcesses, topic:
                 made.append(RawProducer((host, int(port)), topic, name, **settings))
             case "java":
                 if java_libs() is None:
-                    pytest.skip("needs java, and the jars of Apache Kafka 4 in PENSTOCK_KAFKA_LIBS")
+                    pytest.skip("needs java, and the jars of Apache Kafka 4: make test-kafka fetches them")
                 made.append(JavaProducer(servers, topic, name, **settings))
         return made[-1]
 

@@ -7,9 +7,11 @@ localhost.
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
 from tests.chaos.late.producers import java_libs
 from tests.clusters import free_address
 from tests.waiting import eventually
@@ -43,8 +45,13 @@ _ALONE = {
 }
 
 
-def can_be_had() -> bool:
-    return java_libs() is not None
+#: Of tests that run against it; `make test-kafka` fetches the jars and runs these.
+NEEDED = [
+    pytest.mark.kafka,
+    pytest.mark.skipif(
+        java_libs() is None, reason="needs java and the jars of Apache Kafka: make test-kafka fetches them"
+    ),
+]
 
 
 class ApacheKafka:
@@ -144,3 +151,19 @@ def secure_kafka(folder: Path) -> ApacheKafka:
     users = [f'SCRAM-SHA-{bits}=[name=alice,password="{SCRAM_PASSWORD}"]' for bits in (256, 512)]
     broker = ApacheKafka(folder / "broker", SECURE_LISTENERS, security)
     return broker.start([word for each in users for word in ("--add-scram", each)])
+
+
+def main() -> int:
+    """Fetch the jars by Maven into the ignored cache of the benchmarks, where they are looked for."""
+    from benchmarks.peer_kafka import PeerUnavailable, fetch_kafka
+
+    try:
+        print(f"Apache Kafka {fetch_kafka()}")
+    except PeerUnavailable as reason:
+        print(f"TESTS AGAINST APACHE KAFKA ARE LEFT OUT: {reason}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

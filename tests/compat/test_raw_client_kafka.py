@@ -37,9 +37,7 @@ from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode
 
 pytestmark = [
-    pytest.mark.skipif(
-        not apache_kafka.can_be_had(), reason="needs java and the jars in PENSTOCK_KAFKA_LIBS"
-    ),
+    *apache_kafka.NEEDED,
     pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate"),
 ]
 

@@ -13,9 +13,7 @@ from tests.compat.apache_kafka import ApacheKafka
 from penstock.cli import main
 
 pytestmark = [
-    pytest.mark.skipif(
-        not apache_kafka.can_be_had(), reason="needs java and the jars in PENSTOCK_KAFKA_LIBS"
-    ),
+    apache_kafka.NEEDED,
     pytest.mark.slow,
 ]
 

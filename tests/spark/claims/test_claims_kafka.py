@@ -8,9 +8,7 @@ from tests.compat.apache_kafka import ApacheKafka
 from tests.spark.claims.world import World
 from tests.spark.source.topics import Topics
 
-pytestmark = pytest.mark.skipif(
-    not apache_kafka.can_be_had(), reason="needs java and the jars in PENSTOCK_KAFKA_LIBS"
-)
+pytestmark = apache_kafka.NEEDED
 
 
 @pytest.fixture(scope="module")

@@ -1,21 +1,30 @@
 """A program as users write it, which knows of Spark only the address that it is given (arguments as JSON).
 
-It writes a topic, reads it, copies it exactly once in a stream, and runs a pipeline; what it saw goes to stdout.
+It writes topics, reads them, copies one exactly once in a stream, runs a pipeline and those that are built in; what it
+saw goes to stdout.
 """
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from penstock.spark import json_rows, pipeline, row_function
+from penstock.spark.analytics import dedupe, metrics
+from penstock.spark.archive import archive, history
 from penstock.spark.pipelines.assembly import start
+from penstock.spark.pipelines.runner import Launch, Runner
 from penstock.spark.pipelines.settings import RunSettings
+from penstock.spark.pipelines.status import State
+from penstock.spark.replay import replay
 from penstock.spark.session import session
 
-WITHIN_S = 300
+WITHIN_S = 900
+#: As SQL: the number that a record was written with.
+ID = "cast(get_json_object(cast(value as string), '$.id') as bigint)"
 
 
 class Program:
@@ -28,22 +37,35 @@ class Program:
         return str(Path(self.given["folder"]) / name)
 
     def write(self, topic: str, rows: int) -> None:
+        """With times of an hour ago, a millisecond apart."""
         frame = self.spark.range(0, rows, 1, 4).selectExpr(
             "to_json(struct(id, if(id % 10 = 7, 'x', cast(id as string)) as amount)) as value",
             "cast(id as string) as key",
+            "timestamp_millis(unix_millis(now()) - 3600000 + id) as moment",
         )
         writer = frame.write.format("penstock").mode("append").options(**self.at, topic=topic)
-        writer.option("contract", "exactly-once").save()
+        writer.options(contract="exactly-once", timestampColumn="moment").save()
 
-    def read(self, topic: str) -> list[int]:
-        reader = self.spark.read.format("penstock").options(**self.at, subscribe=topic)
-        rows = reader.option("kafka.isolation.level", "read_committed").option("minPartitions", "4").load()
-        return sorted(
-            row.id
-            for row in rows.selectExpr(
-                "cast(get_json_object(cast(value as string), '$.id') as int) as id"
-            ).collect()
+    def seen(self, rows: Any) -> list[int]:
+        """Of rows with an id: how many, how many different ones, and their sum."""
+        (found,) = rows.selectExpr("count(id)", "count(distinct id)", "coalesce(sum(id), 0)").collect()
+        return list(found)
+
+    def topic(self, name: str) -> Any:
+        reader = self.spark.read.format("penstock").options(**self.at, subscribe=name)
+        return reader.option("minPartitions", "4").load()
+
+    def run(self, runnable: Any) -> None:
+        """What is there now, in this session."""
+        launch = Launch(
+            bootstrap=self.given["bootstrap"],
+            checkpoints=self.checkpoint("runs"),
+            master=self.given["master"],
+            once=True,
         )
+        made = Runner(runnable, launch, listener=lambda _: None, note=lambda _: None, spark=self.spark)
+        outcome = made.run()
+        assert outcome.state is State.FINISHED, (runnable.name, outcome)
 
     def processes(self) -> int:
         """How many Java machines do tasks: this program's own, or executors."""
@@ -51,7 +73,9 @@ class Program:
 
     def copy(self, source: str, target: str) -> None:
         reading = self.spark.readStream.format("penstock").options(**self.at, subscribe=source)
-        frame = reading.options(startingOffsets="earliest", maxOffsetsPerTrigger="40", minPartitions="4")
+        frame = reading.options(
+            startingOffsets="earliest", maxOffsetsPerTrigger=str(self.given["rows"] // 5), minPartitions="4"
+        )
         frame = frame.load().select("key", "value")
         if self.given["deadly"]:
             frame = frame.mapInArrow(deadly(self.given["deadly"]), frame.schema)
@@ -84,6 +108,29 @@ class Program:
         )
         for query in start(self.spark, clean, run):
             assert query.awaitTermination(WITHIN_S)
+
+    def built_in(self, source: str, names: dict[str, str]) -> dict[str, Any]:
+        """Archive, replay, dedupe and metrics, and what became of each."""
+        lake = self.checkpoint("lake")
+        self.run(archive(source, lake))
+        self.run(replay(archive=lake, to=names["replayed"]))
+        for _ in range(2):
+            self.write(names["twice"], self.given["rows"] // 2)
+        self.run(dedupe(names["twice"], names["once"], by="key", watermark="2 hours"))
+        # The present makes the windows before it complete.
+        now = self.spark.range(1).selectExpr("'{}' as value")
+        now.write.format("penstock").mode("append").options(**self.at, topic=source).save()
+        self.run(
+            metrics(topics=re.escape(source), to=names["metrics"], starting="earliest", name=names["metrics"])
+        )
+        windows = self.topic(names["metrics"]).selectExpr(
+            "from_json(cast(value as string), 'kind string, records bigint') as row"
+        )
+        (counted,) = windows.where("row.kind = 'traffic'").selectExpr("sum(row.records)").collect()
+        return {
+            "archived": self.seen(history(self.spark, lake).selectExpr(f"{ID} as id")),
+            "metrics": counted[0],
+        }
 
 
 def machine(batches: Any) -> Any:
@@ -118,11 +165,13 @@ def deadly(flag: str) -> Any:
 def main() -> None:
     given = json.loads(sys.argv[1])
     program = Program(given)
-    orders, copied, cleaned = given["topics"]
-    program.write(orders, given["rows"])
-    program.copy(orders, copied)
-    program.clean(orders, cleaned)
-    told = {name: program.read(name) for name in given["topics"]}
+    names = given["topics"]
+    program.write(names["orders"], given["rows"])
+    program.copy(names["orders"], names["copied"])
+    program.clean(names["orders"], names["cleaned"])
+    told = program.built_in(names["copied"], names)
+    for name in ("orders", "copied", "cleaned", "replayed", "once"):
+        told[name] = program.seen(program.topic(names[name]).selectExpr(f"{ID} as id"))
     print(json.dumps({"read": told, "processes": program.processes()}), flush=True)
     program.spark.stop()
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from tests.compat import confluent
 from tests.spark.source.topics import Topics
 from tests.spark.standalone import QUICK_JAVA, ConnectServer, Standalone
 
-ROWS = 100
-RUN_S = 500.0
+ROWS = 100_000
+RUN_S = 3000.0
+TOPICS = ("orders", "copied", "cleaned", "replayed", "twice", "once", "metrics")
 BAD = [number for number in range(ROWS) if number % 10 == 7]
 GOOD = [number for number in range(ROWS) if number % 10 != 7]
 
@@ -38,7 +39,7 @@ def connect(tmp_path: Path) -> Iterator[ConnectServer]:
 def run(broker: Any, unique: Callable[[str], str], tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Run the program; returns what it read of each topic."""
     topics = Topics(broker.bootstrap_servers)
-    names = [topics.create(unique(name), 2) for name in ("orders", "copied", "cleaned")]
+    names = {name: topics.create(unique(name), 2) for name in TOPICS}
 
     def ran(master: str, settings: dict[str, str], deadly: str = "") -> dict[str, Any]:
         given = {
@@ -51,16 +52,11 @@ def run(broker: Any, unique: Callable[[str], str], tmp_path: Path) -> Callable[.
             "deadly": deadly,
         }
         told = json.loads(output_of(given, configured(tmp_path / "conf", settings)).splitlines()[-1])
-        orders, copied, cleaned = (told["read"][name] for name in names)
-        letters = confluent.read(broker.bootstrap_servers, f"{names[0]}.retry.1", len(BAD), partitions=2)
+        letters = confluent.read(
+            broker.bootstrap_servers, f"{names['orders']}.retry.1", len(BAD), partitions=2
+        )
         retried = sorted(int(each.message.key) for each in letters)
-        return {
-            "orders": orders,
-            "copied": copied,
-            "cleaned": cleaned,
-            "retried": retried,
-            "processes": told["processes"],
-        }
+        return {**told["read"], "retried": retried, "processes": told["processes"]}
 
     return ran
 
@@ -82,15 +78,22 @@ def output_of(given: dict[str, Any], environment: dict[str, str]) -> str:
     return done.stdout
 
 
+def seen(numbers: Collection[int]) -> list[int]:
+    """How many, how many different ones, their sum."""
+    return [len(numbers), len(set(numbers)), sum(numbers)]
+
+
 def check(told: dict[str, Any]) -> None:
-    assert told["orders"] == list(range(ROWS))
-    assert told["copied"] == list(range(ROWS)), "each once"
-    assert told["cleaned"] == GOOD
+    for name in ("orders", "copied", "archived", "replayed"):
+        assert told[name] == seen(range(ROWS)), f"{name}: each once"
+    assert told["cleaned"] == seen(GOOD)
     assert told["retried"] == BAD
+    assert told["once"] == seen(range(ROWS // 2)), "twice written, once left"
+    assert told["metrics"] == ROWS
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(800)
+@pytest.mark.timeout(3600)
 def test_a_cluster_that_loses_an_executor(standalone, run, tmp_path):
     """All tasks run on its two machines; one of them dies in the middle of a stream, and every row is there once."""
     everyone = {"spark.scheduler.minRegisteredResourcesRatio": "1.0"}
@@ -102,7 +105,7 @@ def test_a_cluster_that_loses_an_executor(standalone, run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(800)
+@pytest.mark.timeout(3600)
 def test_a_connect_server(connect, run):
     """The program has no Java machine; the server finds the format by itself."""
     told = run(connect.master, {})

@@ -1,8 +1,9 @@
 """Drivers of real Spark killed at seeded points, again and again, on one checkpoint: in the end each row is there once.
 
-    python -m tests.spark.sink.campaign --kills 10 --seed 1
-    python -m tests.spark.sink.campaign --worlds 500 --seed 1      (orders of steps without Spark, many a second)
-    python -m tests.spark.sink.campaign --mutations --worlds 500   (each safeguard taken out: is that noticed?)
+    make chaos ARGS="--campaign sink"                                (all of these, some 20 minutes)
+    make chaos ARGS="--campaign sink --kills 10 --seed 1"
+    make chaos ARGS="--campaign sink --worlds 500 --seed 1"          (orders of steps without Spark, many a second)
+    make chaos ARGS="--campaign sink --mutations --worlds 500"       (each safeguard taken out: is that noticed?)
 
 Each run has another number of tasks. Some have two drivers at once (--second-driver: all), in some the broker is killed
 too and started again; with --speculation slow tasks get twins.
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ from tests.spark.source.topics import Topics
 from tests.spark.standalone import Standalone
 
 ROWS_PER_BATCH, PARTITIONS = 60, 3
+#: So many of them find every mutation.
+WORLDS = 500
 RUN_TIMEOUT_S = 180.0
 #: Where drivers and tasks die.
 POINTS = ("before planning", "after planning", *WRITER_POINTS, AFTER_COMMIT)
@@ -170,18 +174,21 @@ def worlds(arguments: Any, seed: int) -> None:
         broker = BrokerProcess(Path(name) / "broker", settings).start()
         try:
             topics = Topics(broker.bootstrap_servers)
+            wrong = []
             for mutation in MUTATIONS if arguments.mutations else [None]:
-                found = _first_flaw(topics, range(seed, seed + arguments.worlds), mutation)
+                found = first_flaw(topics, range(seed, seed + arguments.worlds), mutation)
                 print(
                     f"{mutation or 'as it is'}: {found or f'{arguments.worlds} worlds without a flaw'}",
                     flush=True,
                 )
-                assert bool(found) == bool(mutation), "not as expected"
+                if bool(found) != bool(mutation):
+                    wrong.append(mutation or "as it is")
+            assert not wrong, f"not as expected: {', '.join(wrong)}"
         finally:
             broker.kill()
 
 
-def _first_flaw(topics: Topics, seeds: range, mutation: str | None) -> str | None:
+def first_flaw(topics: Topics, seeds: range, mutation: str | None) -> str | None:
     for seed in seeds:
         world = World(topics, seed)
         with MUTATIONS[mutation]() if mutation else nullcontext():
@@ -197,8 +204,10 @@ def _first_flaw(topics: Topics, seeds: range, mutation: str | None) -> str | Non
     return None
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--point", choices=POINTS, help="only this one")
     parser.add_argument("--speculation", action="store_true", help="on a small cluster that speculates")
@@ -206,15 +215,20 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, default=0)
     parser.add_argument("--mutations", action="store_true")
     parser.add_argument("--seed", type=int, default=None)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(31)
     print(f"seed {seed}", flush=True)
     os.environ["PYTHONPATH"] = os.pathsep.join([p for p in sys.path if p])
+    if not arguments.worlds and not arguments.kills:
+        arguments.worlds, arguments.kills = WORLDS, len(POINTS)
+        worlds(arguments, seed)
+        arguments.mutations = True
     if arguments.worlds:
         worlds(arguments, seed)
     if arguments.kills:
         kills(arguments, random.Random(seed))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

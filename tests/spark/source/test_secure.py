@@ -12,9 +12,7 @@ from tests.compat.apache_kafka import JAAS, PASSWORD, SCRAM_PASSWORD, ApacheKafk
 from tests.spark.source.topics import Topics, numbers
 
 pytestmark = [
-    pytest.mark.skipif(
-        not apache_kafka.can_be_had(), reason="needs java and the jars in PENSTOCK_KAFKA_LIBS"
-    ),
+    *apache_kafka.NEEDED,
     pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate"),
 ]
 
