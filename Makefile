@@ -9,7 +9,7 @@ HTTP ?= localhost:9644
 # A third keeps two cores busy, since tests wait for time-outs and disks as long as they compute
 WORKERS ?= 3
 
-.PHONY: setup up serve test test-slow test-spark lint bench bench-spark bench-contracts fuzz chaos simulate clean
+.PHONY: setup up serve test test-slow test-spark test-clusters test-kafka test-install lint bench bench-spark bench-contracts fuzz chaos simulate clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,19 @@ test-slow: setup
 test-spark: setup
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile tests/spark tests/demo $(ARGS)
 
+# Pipelines on a standalone Spark cluster that loses an executor, and on a Spark Connect server: 100,000 rows each
+test-clusters: setup
+	$(BIN)/python -m pytest tests/spark/clusters $(ARGS)
+
+# Against Apache Kafka: its jars are fetched by Maven into benchmarks/.cache; where that cannot be, it says so
+test-kafka: setup
+	@if $(BIN)/python -m tests.compat.apache_kafka; then \
+	  $(BIN)/python -m pytest -m kafka --numprocesses $(WORKERS) --dist loadfile $(ARGS); fi
+
+# The wheel, installed by pip with each extra into an environment of its own
+test-install: setup
+	$(BIN)/python -m pytest -m slow tests/install $(ARGS)
+
 lint: setup
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
@@ -62,6 +75,7 @@ bench-spark: setup
 fuzz: setup
 	$(BIN)/python -m tests.fuzz $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+# make chaos ARGS="--campaign sink" (nodes, copier, rebalance, schedule, share, once, contracts, sink)
 chaos: setup
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(ARGS)
 

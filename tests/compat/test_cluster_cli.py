@@ -192,6 +192,56 @@ def test_a_node_that_dies_and_loses_its_disk_is_told_and_comes_back(tmp_path: Pa
         assert run("consume", "orders", "-e", "-b", running.bootstrap)[0] == "one\n"
 
 
+def test_a_running_cluster_restarts_a_node_and_grows(tmp_path: Path) -> None:
+    at = ("--dir", str(tmp_path))
+    with cluster(tmp_path, "--port", "0") as running:
+        running.await_ready()
+        run("topic", "create", "orders", "-p", "3", "-b", running.bootstrap)
+        first = running.pid(2)
+        assert "node 2 is back" in run("cluster", "restart", "2", *at)[1]
+        assert running.pid(2) != first
+        os.kill(running.pid(3), signal.SIGKILL)
+        eventually(lambda: "node 3 has ended" in running.text, what="the news")
+        eventually(
+            lambda: "voter 3 is gone: one more loss ends the quorum" in _told(running), what="a finding"
+        )
+        run("cluster", "restart", "3", *at)
+        assert "has no node 9" in run("cluster", "restart", "9", *at, code=2)[1]
+
+        assert "node 4 joined; 4 nodes are up" in run("cluster", "start", "--nodes", "4", *at)[1]
+        eventually(lambda: _state_of(running.bootstrap, 4) == "active", what="the fourth broker")
+        assert "is running" in run("cluster", "start", "--nodes", "4", *at, code=1)[1]
+        assert len(running.document["nodes"]) == 4
+        eventually(lambda: not status(running.bootstrap)["troubles"], what="everything in sync and in place")
+        run("cluster", "stop", *at)
+        assert running.await_end() == 0 or "node 3 has ended" in running.text
+    assert "is not running" in run("cluster", "restart", "2", *at, code=1)[1]
+
+
+def _told(running: Starting) -> str:
+    return " | ".join(found["message"] for found in status(running.bootstrap)["findings"])
+
+
+def test_a_voter_that_is_gone_is_removed_and_acks_all_refused_is_an_error(tmp_path: Path) -> None:
+    with cluster(tmp_path, "--port", "0") as running:
+        running.await_ready()
+        at = ("-b", running.bootstrap)
+        run("topic", "create", "orders", "-r", "3", *at, "-c", "min.insync.replicas=3")
+        voters = json.loads(run("cluster", "voters", "list", "--json", *at)[0])
+        leader = next(row["node"] for row in voters if row["state"] == "leader")
+        victim = next(row["node"] for row in voters if row["state"] == "voter")
+        assert "is alive" in run("cluster", "voters", "remove", str(victim), "--yes", *at, code=1)[1]
+        os.kill(running.pid(victim), signal.SIGKILL)
+        eventually(lambda: f"voter {victim} is gone: one more loss" in _told(running), what="a finding")
+        eventually(lambda: "acks=all is refused" in _told(running), what="a smaller in-sync set")
+        assert "acks=all is refused" in run("cluster", "status", *at, code=1)[0]
+        run("cluster", "voters", "remove", str(victim), "--yes", *at)
+        left = json.loads(run("cluster", "voters", "list", "--json", *at)[0])
+        assert {row["node"] for row in left} == {1, 2, 3} - {victim}
+        assert leader in {row["node"] for row in left}
+        assert "is no voter" in run("cluster", "voters", "remove", str(victim), "--yes", *at, code=1)[1]
+
+
 def test_nodes_end_with_their_supervisor(tmp_path: Path) -> None:
     with cluster(tmp_path, "--nodes", "1", "--port", "0") as running:
         running.await_ready()

@@ -9,6 +9,8 @@ from penstock.cli.output import plural
 ERROR, WARNING = "error", "warning"
 #: A voter that has not caught up for so long does not keep the quorum alive.
 LAG_RECORDS_MAX = 1000
+#: A voter fetches several times a second, whether there is news or not.
+GONE_AFTER_MS = 15_000
 
 
 class Finding(NamedTuple):
@@ -39,10 +41,44 @@ def _of_quorum(view: ClusterView) -> Iterator[Finding]:
             WARNING,
             f"{voters} voters survive the loss of {(voters - 1) // 2}, as {voters - 1} would: use an odd number",
         )
+    gone = gone_voters(view)
+    yield from _of_gone_voters(gone, voters)
     for voter in view.quorum.voters:
         lag = view.quorum.high_watermark - voter.end_offset
-        if lag > LAG_RECORDS_MAX:
+        if lag > LAG_RECORDS_MAX and voter.id not in gone:
             yield Finding(WARNING, f"voter {voter.id} is {plural(lag, 'record')} behind")
+
+
+def gone_voters(view: ClusterView) -> list[int]:
+    """Voters that do not follow the controller any more: fenced as brokers, or not caught up for a while."""
+    if view.quorum is None:
+        return []
+    fenced = {broker.id for broker in view.brokers if broker.fenced}
+    newest_ms = max((voter.caught_up_ms for voter in view.quorum.voters), default=-1)
+    known = {broker.id for broker in view.brokers}
+    return [
+        voter.id
+        for voter in view.quorum.voters
+        if voter.id != view.quorum.leader
+        and (
+            voter.id in fenced
+            or newest_ms - voter.caught_up_ms > GONE_AFTER_MS
+            or (voter.caught_up_ms < 0 and voter.id not in known)
+        )
+    ]
+
+
+def _of_gone_voters(gone: list[int], voters: int) -> Iterator[Finding]:
+    if not gone:
+        return
+    spare = (voters - len(gone)) - (voters // 2 + 1)
+    is_are, them = ("is", "it does") if len(gone) == 1 else ("are", "they do")
+    left = f"the loss of {spare} more is survived" if spare > 0 else "one more loss ends the quorum"
+    yield Finding(
+        WARNING,
+        f"{_ids('voter', gone)} {is_are} gone: {left}; "
+        f"if {them} not come back, penstock cluster voters remove {gone[0]}",
+    )
 
 
 def _of_brokers(view: ClusterView) -> Iterator[Finding]:
@@ -68,7 +104,7 @@ def _of_partitions(view: ClusterView) -> Iterator[Finding]:
     partitions = view.partitions
     yield from _counted(ERROR, "offline: nobody leads them", [p for p in partitions if p.is_offline])
     yield from _counted(
-        WARNING,
+        ERROR,
         "under min.insync.replicas: acks=all is refused",
         [p for p in partitions if p.is_under_min_isr and not p.is_offline],
     )

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from penstock.cli.client import Cluster, Place
 from penstock.cli.failure import Failure
@@ -42,6 +43,7 @@ class QuorumReplica(NamedTuple):
     id: int
     end_offset: int
     caught_up_ms: int  # by the leader's clock; -1: never
+    directory: UUID = UUID(int=0)  # of its metadata log: a node with another disk is another voter
 
 
 class Quorum(NamedTuple):
@@ -110,7 +112,10 @@ def quorum(address: Address, *, timeout_s: float) -> Quorum:
 
 def _replica(state: Any) -> QuorumReplica:
     return QuorumReplica(
-        int(state.replica_id), int(state.log_end_offset), int(getattr(state, "last_caught_up_timestamp", -1))
+        int(state.replica_id),
+        int(state.log_end_offset),
+        int(getattr(state, "last_caught_up_timestamp", -1)),
+        getattr(state, "replica_directory_id", None) or UUID(int=0),
     )
 
 
@@ -186,6 +191,14 @@ def set_everywhere(address: Address, setting: str, value: str | None) -> None:
 def unregister(address: Address, broker_id: int) -> None:
     """Raises OSError, also when it is refused."""
     request = schema_class("unregister_broker.v0.request:UnregisterBrokerRequest")(broker_id=broker_id)
+    _refuse_error(ask(address, request, timeout_s=CONTROLLER_TIMEOUT_S))
+
+
+def remove_voter(address: Address, cluster: str, voter: QuorumReplica) -> None:
+    """Raises OSError, also when it is refused."""
+    request = schema_class("remove_raft_voter.v0.request:RemoveRaftVoterRequest")(
+        cluster_id=cluster, voter_id=voter.id, voter_directory_id=voter.directory
+    )
     _refuse_error(ask(address, request, timeout_s=CONTROLLER_TIMEOUT_S))
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,18 +12,18 @@ from typing import Annotated
 import typer
 
 from penstock.broker.listeners import parse_address
-from penstock.cli import notify
+from penstock.cli import cluster_control, notify
 from penstock.cli.cluster_folder import (
     CONTROLLER,
-    LOCK,
     PORT_MAX,
     ClusterFolder,
     LocalCluster,
+    Member,
     client_and_node_ports,
     free_ports,
     refuse_taken,
 )
-from penstock.cli.cluster_plan import HOST, grown, local_members, node_words, serve_command
+from penstock.cli.cluster_plan import HOST, grown, local_members, node_words, serve_command, settings_for
 from penstock.cli.failure import WRONG_USAGE, Failure
 from penstock.cli.flags import LIFELINE
 from penstock.cli.options import pairs
@@ -68,10 +67,13 @@ def start(
 ) -> None:
     """Run a local cluster until Ctrl-C or SIGTERM.
 
-    Started again on the same folder, the same cluster comes back; with more --nodes it grows.
+    Started again on the same folder, the same cluster comes back; with more --nodes it grows, also while it runs.
     """
     place = ClusterFolder(folder)
     place.make()
+    if nodes is not None and place.is_running and _is_larger(place, nodes):
+        note(cluster_control.ask(place, {"nodes": nodes}))
+        return
     lock = place.lock()
     known = place.load()
     settings = {**(known.settings if known else {}), **pairs(sets or [], "--set")}
@@ -80,19 +82,37 @@ def start(
     )
     _refuse_taken_ports(cluster)
     place.save(cluster)
-    commands = [
-        Node(
-            node.id,
-            serve_command(
-                *node_words(node, cluster, None if config is None else str(config.absolute()), settings),
-                LIFELINE,
-            ),
-            None if node.log is None else Path(node.log),
-        )
-        for node in cluster.nodes
-    ]
+    config_path = None if config is None else str(config.absolute())
+
+    def command(node: Member, among: LocalCluster) -> Node:
+        words = node_words(node, among, config_path, settings)
+        return Node(node.id, serve_command(*words, LIFELINE), None if node.log is None else Path(node.log))
+
+    commands = [command(node, cluster) for node in cluster.nodes]
     note(f"starting {plural(len(cluster.nodes), 'node')} in {_short(place.path)}")
-    raise typer.Exit(supervise(place, cluster, commands, lock, restart=restart, ready=_announce))
+    raise typer.Exit(
+        supervise(place, cluster, commands, lock, restart=restart, ready=_announce, command=command)
+    )
+
+
+def _is_larger(place: ClusterFolder, nodes: int) -> bool:
+    known = place.load()
+    return known is not None and known.cluster_id is not None and nodes > len(known.nodes)
+
+
+def restart_node(
+    node: Annotated[int, typer.Argument(metavar="ID", min=1, help="The node's id.")], folder: Folder
+) -> None:
+    """Restart one node of a local cluster that runs, or start it again when it has ended."""
+    place = ClusterFolder(folder)
+    known = place.load()
+    if known is None:
+        raise Failure(f"{place.path} is not the folder of a cluster", exit_code=WRONG_USAGE)
+    if node not in {each.id for each in known.nodes}:
+        raise Failure(f"the cluster has no node {node}", exit_code=WRONG_USAGE)
+    if not place.is_running:
+        raise Failure("the cluster is not running", hint=f"penstock cluster start --dir {place.path}")
+    note(cluster_control.ask(place, {"restart": node}))
 
 
 def supervise(
@@ -103,8 +123,12 @@ def supervise(
     *,
     restart: bool,
     ready: Callable[[LocalCluster], None],
+    command: Callable[[Member, LocalCluster], Node] | None = None,
 ) -> int:
-    """Run the nodes and keep `cluster.json` true. Returns an exit code; raises Failure."""
+    """Run the nodes and keep `cluster.json` true. Returns an exit code; raises Failure.
+
+    With a `command` for each node that may join, others may ask for that, and for the restart of one.
+    """
     now = cluster
 
     def pids_changed(pids: dict[int, int | None]) -> None:
@@ -122,8 +146,31 @@ def supervise(
 
     watcher = Watcher(pids_changed=pids_changed, all_ready=all_ready, say=note)
 
+    async def carry_out(supervisor: Supervisor, request: dict[str, int]) -> str:
+        nonlocal now
+        assert command is not None
+        if "restart" in request:
+            await supervisor.restart(request["restart"])
+            return f"node {request['restart']} is back"
+        larger = _joined(place, now, request["nodes"])
+        added = larger.nodes[len(now.nodes) :]
+        for node in added:
+            now = replace(now, nodes=(*now.nodes, node))
+            try:
+                await supervisor.add(command(node, larger))
+            except Failure:
+                now = replace(now, nodes=now.nodes[:-1])
+                place.save(now)
+                raise
+            place.save(now)
+        return f"{', '.join(f'node {node.id}' for node in added)} joined; {len(now.nodes)} nodes are up"
+
     async def run() -> int:
-        return await Supervisor(commands, watcher, restart=restart, inherited=(lock,)).run()
+        supervisor = Supervisor(commands, watcher, restart=restart, inherited=(lock,))
+        if command is None:
+            return await supervisor.run()
+        with cluster_control.answering(place, lambda request: carry_out(supervisor, request)):
+            return await supervisor.run()
 
     try:
         return asyncio.run(run())
@@ -181,6 +228,22 @@ def _planned(
         ]
     members = local_members(place.path, count, ports, http_ports, peer_ports)
     return replace(grown(known, nodes, members), first_port=first)
+
+
+def _joined(place: ClusterFolder, now: LocalCluster, count: int) -> LocalCluster:
+    """The cluster with so many nodes, those that run unchanged. Raises Failure where that cannot be."""
+    http, kept = now.nodes[0].http, len(now.nodes)
+    larger = _planned(place, now, count, None, None if http is None else parse_address(http)[1])
+    same_roles = all(
+        before.roles == after.roles for before, after in zip(now.nodes, larger.nodes, strict=False)
+    )
+    if not same_roles or settings_for(kept) != settings_for(count) or kept == 1:
+        raise Failure(
+            f"{plural(kept, 'node')} cannot become {count} while running: roles and settings change",
+            hint=f"penstock cluster stop --dir {place.path}, then start it with --nodes {count}",
+        )
+    _refuse_taken_ports(replace(larger, nodes=larger.nodes[kept:]))
+    return larger
 
 
 def _check_ports(first: int, count: int) -> None:
@@ -261,24 +324,9 @@ def _short(path: Path) -> str:
 
 def _signal(pid: int | None, number: int, folder: Path) -> None:
     """A pid that by now belongs to something else is left alone."""
-    if pid is not None and _is_ours(pid, folder):
+    if pid is not None and cluster_control.is_ours(pid, folder):
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def _is_ours(pid: int, folder: Path) -> bool:
-    """The lock is held open by the supervisor and its nodes, and by nobody else."""
-    descriptors = f"/proc/{pid}/fd"
-    if sys.platform != "linux":
-        return True
-    try:
-        return any(
-            os.path.samefile(os.path.join(descriptors, name), folder / LOCK)
-            for name in os.listdir(descriptors)
-            if os.path.exists(os.path.join(descriptors, name))
-        )
-    except OSError:
-        return False
 
 
 def _has_stopped(place: ClusterFolder, within_s: float) -> bool:

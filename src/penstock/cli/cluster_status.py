@@ -36,7 +36,7 @@ def status(
 ) -> None:
     """Show quorum, brokers, and the partitions that are not as they should be.
 
-    Exits with 1 when something is down: a partition without a leader, or no quorum.
+    Exits with 1 when something is down: a partition without a leader, one that refuses acks=all, or no quorum.
     """
     cluster = Cluster(bootstrap)
     if watch:

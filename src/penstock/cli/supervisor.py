@@ -58,6 +58,11 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._stopped_at = 0.0
         self._log_starts: dict[int, int] = {}  # where in its log a node's present life begins
+        self._minding: dict[int, asyncio.Task[None]] = {}
+        self._reported: set[int] = set()  # pids that were ready at some time
+        self._minds = asyncio.Event()  # all that were to start have started
+        self._changed = asyncio.Event()  # there is somebody more to mind
+        self._wanted_back: dict[int, asyncio.Future[None]] = {}  # nodes that were asked to restart
         self._socket_path = ""
 
     async def run(self) -> int:
@@ -114,6 +119,8 @@ class Supervisor:
         finally:
             if output is not None:
                 os.close(output)
+        if self._processes[node.id].pid in self._reported:
+            self._ready[node.id].set()  # it was ready before we knew its pid
         self._tell_pids()
 
     async def _watch_start(self, node: Node) -> None:
@@ -143,6 +150,7 @@ class Supervisor:
         return ""
 
     def _has_reported(self, pid: int) -> None:
+        self._reported.add(pid)
         for node_id, process in self._processes.items():
             if process.pid == pid:
                 self._ready[node_id].set()
@@ -164,10 +172,65 @@ class Supervisor:
     # -- staying -------------------------------------------------------------------------------------
 
     async def _keep_running(self) -> None:
-        tasks = [asyncio.create_task(self._mind(node)) for node in self._nodes]
-        await self._unless_stopped(*tasks)
+        for node in self._nodes:
+            self._mind_from_now_on(node)
+        self._minds.set()
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            while not self._stop.is_set() and any(not task.done() for task in self._minding.values()):
+                self._changed.clear()
+                changed = asyncio.create_task(self._changed.wait())
+                waiting = {stopped, changed, *(task for task in self._minding.values() if not task.done())}
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                for task in done - {stopped, changed}:
+                    task.result()
+        finally:
+            for task in (stopped, *self._minding.values()):
+                task.cancel()
         if not self._stop.is_set():
             raise Failure("no node is left")
+
+    def _mind_from_now_on(self, node: Node) -> None:
+        self._minding[node.id] = asyncio.create_task(self._mind(node))
+        self._changed.set()
+
+    async def add(self, node: Node) -> None:
+        """One more, while the others run. Raises Failure when it does not start; then it is none of them."""
+        await self._minds.wait()
+        self._ready[node.id] = asyncio.Event()
+        await self._launch(node)
+        await self._watch_start(node)
+        self._nodes.append(node)
+        self._mind_from_now_on(node)
+        self._watcher.say(f"node {node.id} has joined")
+
+    async def restart(self, node_id: int) -> None:
+        """Stop a node without hurry and start it again, or start one that has ended. Raises Failure."""
+        await self._minds.wait()
+        node = next(node for node in self._nodes if node.id == node_id)
+        if self._minding[node_id].done():
+            await self._launch(node)
+            self._mind_from_now_on(node)
+            await self._watch_start(node)
+            self._watcher.say(f"node {node_id} is back")
+            return
+        back = self._wanted_back[node_id] = asyncio.get_running_loop().create_future()
+        await self._end(self._processes[node_id], f"node {node_id}")
+        await back
+
+    async def _end(self, process: asyncio.subprocess.Process, name: str) -> None:
+        """Without hurry, and by force where that does not help."""
+        if process.returncode is not None:
+            return
+        os.kill(process.pid, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_DEADLINE_S):
+                await process.wait()
+        except TimeoutError:
+            self._watcher.say(f"{name} has not stopped within {STOP_DEADLINE_S:g} s, killing it")
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
     async def _mind(self, node: Node) -> None:
         """Returns when the node has ended and is not to come back."""
@@ -177,18 +240,26 @@ class Supervisor:
             if self._stop.is_set():
                 return
             self._tell_pids()
-            where = "" if node.log is None else f"; its log is {node.log}"
-            again = f", starting it again in {pause_s:g} s" if self._restart else ""
-            self._watcher.say(f"node {node.id} has ended ({_ending(code)}){again}{where}")
-            if not self._restart:
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RESTART_PAUSE_MAX_S)
+            if node.id not in self._wanted_back:
+                where = "" if node.log is None else f"; its log is {node.log}"
+                again = f", starting it again in {pause_s:g} s" if self._restart else ""
+                self._watcher.say(f"node {node.id} has ended ({_ending(code)}){again}{where}")
+                if not self._restart:
+                    return
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RESTART_PAUSE_MAX_S)
             await self._launch(node)
-            with suppress(Failure):
+            back = self._wanted_back.pop(node.id, None)
+            try:
                 await self._watch_start(node)
-                pause_s = RESTART_PAUSE_MIN_S
-                self._watcher.say(f"node {node.id} is back")
+            except Failure as failure:
+                if back is not None:
+                    back.set_exception(failure)
+                continue
+            pause_s = RESTART_PAUSE_MIN_S
+            self._watcher.say(f"node {node.id} is back")
+            if back is not None:
+                back.set_result(None)
 
     # -- going ---------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -188,7 +188,7 @@ def worlds(arguments: Any, seed: int) -> None:
             broker.kill()
 
 
-def first_flaw(topics: Topics, seeds: range, mutation: str | None) -> str | None:
+def first_flaw(topics: Topics, seeds: Iterable[int], mutation: str | None) -> str | None:
     for seed in seeds:
         world = World(topics, seed)
         with MUTATIONS[mutation]() if mutation else nullcontext():

@@ -54,7 +54,8 @@ def test_partitions_that_are_not_as_they_should_be(changes: dict[str, Any], text
 def test_only_what_is_down_is_an_error() -> None:
     assert ERROR in levels(view(partition(leader=-1, in_sync=())))
     assert ERROR in levels(view(quorum=None))
-    assert ERROR not in levels(view(partition(in_sync=(1,))))
+    assert ERROR in levels(view(partition(in_sync=(1,)))), "acks=all is refused"
+    assert ERROR not in levels(view(partition(in_sync=(1, 2))))
     assert ERROR not in levels(view(quorum=None, tells_quorum=False))
 
 
@@ -75,6 +76,30 @@ def test_only_what_is_down_is_an_error() -> None:
 )
 def test_what_is_less_safe_than_it_looks(changes: dict[str, Any], text: str) -> None:
     assert text in " | ".join(finding.message for finding in findings(view(**changes)))
+
+
+@pytest.mark.parametrize(
+    ("caught_up_ms", "brokers", "text"),
+    [
+        ((60_000, 60_000, 40_000), (), "voter 3 is gone: one more loss ends the quorum"),
+        ((60_000, -1, 60_000), (broker(1), broker(3)), "voter 2 is gone: one more loss ends the quorum"),
+        (
+            (60_000, 59_000, 59_500),
+            (broker(1), broker(2), broker(3, fenced=True)),
+            "voter 3 is gone: one more loss ends the quorum",
+        ),
+        ((60_000, 59_000, 59_000, 59_000, 1), (), "voter 5 is gone: the loss of 1 more is survived"),
+        ((60_000, 59_000, 59_000, 2, 1), (), "voters 4, 5 are gone: one more loss ends the quorum"),
+    ],
+)
+def test_a_voter_that_is_gone_and_what_that_leaves(
+    caught_up_ms: tuple[int, ...], brokers: tuple[Broker, ...], text: str
+) -> None:
+    voters = tuple(QuorumReplica(id, 5000, at) for id, at in enumerate(caught_up_ms, 1))
+    seen = view(quorum=Quorum(1, 4, 5000, voters, ()), brokers=brokers or tuple(map(broker, range(1, 6))))
+    found = " | ".join(finding.message for finding in findings(seen))
+    assert text in found
+    assert "penstock cluster voters remove" in found
 
 
 def test_replicas_that_share_a_host_while_there_are_others() -> None:

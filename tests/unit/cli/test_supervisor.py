@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.waiting import eventually_async
@@ -30,13 +31,14 @@ class World:
         self.lives: dict[int, set[int]] = {}
         self.meddle: Callable[[], None] = lambda: None
 
+    def node(self, number: int, program: str) -> Node:
+        return Node(number, (sys.executable, "-c", program), self.folder / f"{number}.log")
+
     async def run(self, *programs: str, restart: bool = False) -> int:
-        nodes = [
-            Node(number, (sys.executable, "-c", program), self.folder / f"{number}.log")
-            for number, program in enumerate(programs, 1)
-        ]
+        nodes = [self.node(number, program) for number, program in enumerate(programs, 1)]
         watcher = Watcher(pids_changed=self._pids, all_ready=self._ready, say=self.said.append)
-        return await Supervisor(nodes, watcher, restart=restart).run()
+        self.supervisor = Supervisor(nodes, watcher, restart=restart)
+        return await self.supervisor.run()
 
     def _pids(self, pids: dict[int, int | None]) -> None:
         self.pids = pids
@@ -71,6 +73,22 @@ async def test_a_signal_stops_all_of_them(world: World) -> None:
     assert world.said == ["stopping"]
 
 
+async def test_a_node_may_be_ready_before_its_pid_is_known(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine: the process has started, and whoever has started it has not got its turn since."""
+    real = asyncio.create_subprocess_exec
+
+    async def slowly(*words: Any, **given: Any) -> Any:
+        process = await real(*words, **given)
+        await until(lambda: process.pid in world.supervisor._reported)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
+    world.meddle = interrupt
+    assert await world.run(SLEEP) == 0
+
+
 async def test_a_node_that_dies_while_starting_stops_the_others_and_is_quoted(world: World) -> None:
     with pytest.raises(Failure, match=r"node 2 did not start: exit code 3\n  the disk is on fire"):
         await world.run(SLEEP, DIES)
@@ -103,6 +121,41 @@ async def test_a_node_that_dies_comes_back_where_wanted(
     assert len(world.lives[1]) == 2
     interrupt()
     assert await running == 0
+
+
+async def test_one_of_them_is_restarted_whether_it_runs_or_has_ended(world: World) -> None:
+    ready = asyncio.Event()
+    world.meddle = ready.set
+    running = asyncio.create_task(world.run(SLEEP, SLEEP))
+    await ready.wait()
+    await world.supervisor.restart(2)
+    assert len(world.lives[2]) == 2
+    assert world.said == ["node 2 is back"], "nobody complains of what was asked for"
+    os.kill(world.pids[2] or 0, signal.SIGKILL)
+    await until(lambda: world.pids[2] is None)
+    await world.supervisor.restart(2)
+    assert (len(world.lives[1]), len(world.lives[2])) == (1, 3)
+    os.kill(world.pids[1] or 0, signal.SIGKILL)
+    await until(lambda: world.pids[1] is None)
+    assert not running.done(), "the one that is back is minded"
+    interrupt()
+    assert await running == 1
+
+
+async def test_one_more_joins_those_that_run(world: World) -> None:
+    ready = asyncio.Event()
+    world.meddle = ready.set
+    running = asyncio.create_task(world.run(SLEEP))
+    await ready.wait()
+    with pytest.raises(Failure, match="node 3 did not start"):
+        await world.supervisor.add(world.node(3, DIES))
+    await world.supervisor.add(world.node(2, SLEEP))
+    os.kill(world.pids[1] or 0, signal.SIGKILL)
+    await until(lambda: world.pids[1] is None)
+    assert world.pids[2] is not None
+    interrupt()
+    await running
+    assert world.pids[2] is None
 
 
 async def test_what_does_not_stop_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
