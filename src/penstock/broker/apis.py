@@ -42,6 +42,11 @@ class Api(NamedTuple):
         return self.max_version if for_nodes else min(self.max_version, self.node_only_from - 1)
 
     @property
+    def is_local(self) -> Callable[[Any], bool] | None:
+        module = import_module(f"penstock.broker.handlers.{self.name}")
+        return getattr(module, "is_local", None) if self.relay else None
+
+    @property
     def handler(self) -> Callable[..., Any]:
         return import_module(f"penstock.broker.handlers.{self.name}").handle  # type: ignore[no-any-return]
 
@@ -105,6 +110,8 @@ APIS: Final = {
         Api(67, "allocate_producer_ids", 0, 0, while_starting=True, node_only_from=0),
         Api(68, "consumer_group_heartbeat", 0, 1, broker_only=True),
         Api(69, "consumer_group_describe", 0, 1, broker_only=True, is_costly=True),
+        Api(71, "get_telemetry_subscriptions", 0, 0, broker_only=True),
+        Api(72, "push_telemetry", 0, 0, broker_only=True),
         Api(73, "assign_replicas_to_dirs", 0, 0, while_starting=True, node_only_from=0),
         Api(74, "list_config_resources", 0, 1, is_costly=True),
         Api(75, "describe_topic_partitions", 0, 0, is_costly=True),

@@ -58,7 +58,7 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog", "_closing", "_corked", "_frame_began", "_held_by", "_is_expensive", "_is_queued", "_muted",
         "_muted_at", "_partial", "_slots", "_transport", "_write_paused", "client_host", "for_nodes", "last_active",
-        "listener", "number", "on_lost", "peer", "server",
+        "listener", "number", "on_lost", "peer", "server", "software",
     )  # fmt: skip
 
     def __init__(self, server: Server, listener: str, *, for_nodes: bool = False) -> None:
@@ -67,6 +67,7 @@ class Connection(asyncio.BufferedProtocol):
         self.for_nodes = for_nodes  # came in on the listener that nodes use among themselves
         self.number = next(_numbers)  # in the order in which connections arrive
         self.client_host = self.peer = "?"
+        self.software = ("", "")  # name and version of the client library, once ApiVersions has told them
         self.last_active = 0.0
         self._transport: asyncio.Transport | None = None
         self._slots: deque[Slot] = deque()

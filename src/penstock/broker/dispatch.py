@@ -141,7 +141,7 @@ class Dispatcher:
         if found.is_flexible:
             position = skip_header_tags(frame, position)
         request = found.decode(frame, position)
-        if found.is_relayed:
+        if found.is_relayed and not (found.is_local is not None and found.is_local(request)):
             from penstock.broker.relay import answer_of_controller
 
             slot = connection.defer(context.api_key)

@@ -133,6 +133,13 @@ def _node_families(node: Node) -> Iterator[Family]:
         [((listener.name,), connections[listener.name]) for listener in node.listeners],
     )
     yield counter("penstock_connections_refused", "Connections over a limit.", metrics.connections_refused)
+    if "telemetry" in node.__dict__:
+        telemetry = node.telemetry
+        yield gauge(
+            "penstock_telemetry_clients", "Clients that have asked which metrics to push.", telemetry.clients
+        )
+        yield counter("penstock_telemetry_pushes", "Pushes of client metrics taken.", telemetry.pushes)
+        yield counter("penstock_telemetry_bytes", "Bytes of client metrics taken.", telemetry.bytes_pushed)
     yield Family(
         "counter",
         "penstock_node_requests_refused",

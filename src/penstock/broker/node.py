@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from penstock.broker.share.table import SharePartitions
     from penstock.broker.share.upkeep import ShareUpkeep
     from penstock.broker.share_state.coordinator import ShareStateCoordinator
+    from penstock.broker.telemetry import Telemetry
     from penstock.broker.topic_answers import TopicAnswers
     from penstock.broker.topic_creation import AutoCreation
     from penstock.broker.transactions.coordinator import TransactionCoordinator
@@ -387,6 +388,13 @@ class Node:
 
         rate = throttled_rate(self.dynamic, "leader.replication.throttled.rate")
         return Bandwidth(rate, asyncio.get_running_loop().time)
+
+    @cached_property
+    def telemetry(self) -> Telemetry:
+        """Made with the first client that asks for a subscription."""
+        from penstock.broker.telemetry import Telemetry
+
+        return Telemetry(self)
 
     @cached_property
     def group_configs(self) -> GroupConfigs:

@@ -38,6 +38,8 @@ class Route(NamedTuple):
     decode: Callable[[memoryview, int], Any]
     encode: Callable[[io.BytesIO, Any], None]
     handle: Callable[..., Any]
+    #: Of a relayed request: whether this node has to answer it itself after all.
+    is_local: Callable[[Any], bool] | None = None
 
 
 class EncodedResponse(NamedTuple):
@@ -70,6 +72,7 @@ def route(api_key: int, version: int) -> Route:
         request_decoder(api_key, version),
         response_encoder(api_key, version),
         api.handler,
+        api.is_local,
     )
 
 

@@ -105,6 +105,13 @@ _NETWORK = (
         "Incremental fetch sessions remembered at once.",
         0,
     ),
+    _node(
+        "telemetry.max.bytes",
+        _INT,
+        _MIB,
+        "Largest payload of client metrics that one push may carry, as compressed.",
+        1,
+    ),
     _node("max.request.partition.size.limit", _INT, 2000, "Partitions described in one answer.", 1),
 )
 

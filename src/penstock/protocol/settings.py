@@ -9,6 +9,7 @@ from typing import NamedTuple
 class SettingType(IntEnum):
     """Numbered as DescribeConfigs reports them."""
 
+    UNKNOWN = 0
     BOOLEAN = 1
     STRING = 2
     INT = 3

@@ -486,9 +486,10 @@ async def test_a_brokers_settings_are_shown(node: Running) -> None:
         (ResourceType.TOPIC, "x", ErrorCode.unknown_topic_or_partition),
         (ResourceType.TOPIC, "a b", ErrorCode.invalid_topic_exception),
         (ResourceType.BROKER, "2", ErrorCode.invalid_request),
-        (ResourceType.BROKER_LOGGER, "1", ErrorCode.none),
+        (ResourceType.BROKER_LOGGER, "", ErrorCode.invalid_request),
+        (ResourceType.BROKER_LOGGER, "2", ErrorCode.invalid_request),
         (ResourceType.GROUP, "", ErrorCode.invalid_request),
-        (ResourceType.CLIENT_METRICS, "m", ErrorCode.invalid_request),
+        (ResourceType.CLIENT_METRICS, "", ErrorCode.invalid_request),
         (77, "x", ErrorCode.invalid_request),
     ],
 )

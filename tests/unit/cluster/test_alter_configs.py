@@ -126,7 +126,7 @@ def test_a_setting_may_be_named_once() -> None:
         (ConfigResource(ResourceType.BROKER, "-1"), ErrorCode.invalid_request),
         (ConfigResource(ResourceType.BROKER, "2"), ErrorCode.invalid_request),
         (ConfigResource(ResourceType.GROUP, ""), ErrorCode.invalid_request),
-        (ConfigResource(ResourceType.CLIENT_METRICS, "m"), ErrorCode.invalid_request),
+        (ConfigResource(ResourceType.CLIENT_METRICS, ""), ErrorCode.invalid_request),
         (ConfigResource(ResourceType.BROKER_LOGGER, "1"), ErrorCode.invalid_request),
         (ConfigResource(99, "x"), ErrorCode.invalid_request),
     ],

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from penstock.broker.node import Node
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+#: Of what is kept of a client's name and version.
+_SOFTWARE_CHARS_MAX = 255
 #: Versions below this one cannot express that a feature starts at level 0.
 _LEVEL_ZERO_FROM = 4
 
@@ -25,6 +27,12 @@ _LEVEL_ZERO_FROM = 4
 def handle(ctx: RequestContext, request: Any) -> Any:
     is_named = ctx.version < 3 or _names_its_software(request)
     error = ErrorCode.none if is_named else ErrorCode.invalid_request
+    if ctx.connection is not None and ctx.version >= 3 and is_named:
+        # Client metrics subscriptions can choose clients by it.
+        ctx.connection.software = (
+            request.client_software_name[:_SOFTWARE_CHARS_MAX],
+            request.client_software_version[:_SOFTWARE_CHARS_MAX],
+        )
     for_nodes = ctx.connection is not None and ctx.connection.for_nodes
     return _response(ctx.node, ctx.version, error, for_nodes=for_nodes)
 

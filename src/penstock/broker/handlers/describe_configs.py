@@ -1,7 +1,7 @@
 """DescribeConfigs (key 32), v1-4. Every setting of a topic, a broker or a group, defaults included, and its source.
 
-A broker named "" gives what was set for all brokers at run time. A group need not exist to have settings. Loggers have
-nothing to show; client metrics have no settings here and are refused.
+A broker named "" gives what was set for all brokers at run time. A group or a client metrics subscription need not
+exist to have settings. A broker's loggers are shown with their levels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.cluster.effective import ConfigSource, Effective, Synonym, effecti
 from penstock.cluster.names import topic_name_flaw
 from penstock.cluster.state import ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.settings import SettingType
+from penstock.protocol.settings import Setting, SettingType
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
@@ -66,8 +66,14 @@ def _settings(ctx: RequestContext, resource_type: int, name: str) -> Iterable[tu
             _refuse_other_broker(ctx, name)
             return [(effective, effective.setting.read_only) for effective in _broker_settings(ctx)]
         case ResourceType.BROKER_LOGGER:
-            _refuse_other_broker(ctx, name)
-            return []
+            if not name:
+                raise ApiError(ErrorCode.invalid_request, "Broker id must not be empty")
+            if name != str(ctx.node.node_id):
+                message = f"Unexpected broker id, expected {ctx.node.node_id} but received {name}"
+                raise ApiError(ErrorCode.invalid_request, message)
+            return [(effective, False) for effective in _logger_levels()]
+        case ResourceType.CLIENT_METRICS:
+            return [(effective, False) for effective in _client_metrics(ctx, name)]
         case ResourceType.GROUP:
             return [(effective, False) for effective in _group_settings(ctx, name).values()]
         case _:
@@ -94,6 +100,24 @@ def _group_settings(ctx: RequestContext, group_id: str) -> dict[str, Effective]:
     return effective_group_values(
         image.config(ResourceType.GROUP, group_id), node_layers(ctx.node.settings, image)
     )
+
+
+def _logger_levels() -> Iterable[Effective]:
+    from penstock.broker.broker_loggers import logger_levels
+
+    source = ConfigSource.DYNAMIC_BROKER_LOGGER
+    for name, level in logger_levels().items():
+        setting = Setting(name=name, type=SettingType.UNKNOWN, default=None, doc="")
+        yield Effective(setting, level, source, ())
+
+
+def _client_metrics(ctx: RequestContext, name: str) -> Iterable[Effective]:
+    from penstock.cluster.client_metrics import effective_client_metrics
+
+    if not name:
+        message = "Client metrics subscription name must not be empty"
+        raise ApiError(ErrorCode.invalid_request, message)
+    return effective_client_metrics(ctx.node.image.config(ResourceType.CLIENT_METRICS, name)).values()
 
 
 def _broker_settings(ctx: RequestContext) -> list[Effective]:

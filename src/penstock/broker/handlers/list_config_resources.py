@@ -1,7 +1,7 @@
 """ListConfigResources (key 74), v0-1. What DescribeConfigs may be asked about: all topics and brokers, and the groups
-that have settings of their own.
+and client metrics subscriptions that have settings of their own.
 
-v0 asks for client metrics only, of which there are none here. An empty list of types asks for all of them.
+v0 asks for client metrics only. An empty list of types asks for all of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _names(ctx: RequestContext, kind: int) -> Iterable[str]:
             return sorted(image.topics)
         case ResourceType.BROKER | ResourceType.BROKER_LOGGER:
             return [str(broker) for broker in sorted(image.brokers)]
-        case ResourceType.GROUP:
-            return sorted(name for kind_of, name in image.configs if kind_of == ResourceType.GROUP)
+        case ResourceType.GROUP | ResourceType.CLIENT_METRICS:
+            return sorted(name for kind_of, name in image.configs if kind_of == kind)
         case _:
             return ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from penstock.cluster.client_metrics import CLIENT_METRICS_SETTINGS, validate_client_metrics
 from penstock.cluster.controller.leadership import all_partitions
 from penstock.cluster.controller.partition_change import Changes
 from penstock.cluster.controller.rules import ControllerRules
@@ -237,6 +238,18 @@ class _BrokerResource(_Resource):
                 raise ApiError(ErrorCode.invalid_request, str(error)) from None
 
 
+class _ClientMetricsResource(_Resource):
+    """A subscription exists as long as it has a setting."""
+
+    settings = CLIENT_METRICS_SETTINGS
+
+    def default(self, name: str) -> Value:
+        return self.settings[name].default
+
+    def validate(self, values: Mapping[str, str]) -> None:
+        validate_client_metrics(values)
+
+
 class _GroupResource(_Resource):
     """A group need not exist to be told how it is to be."""
 
@@ -264,6 +277,10 @@ def _resource(
         case ResourceType.GROUP:
             _refuse_nameless_group(resource.name)
             return _GroupResource(current, rules)
+        case ResourceType.CLIENT_METRICS:
+            if not resource.name:
+                raise ApiError(ErrorCode.invalid_request, "Subscription name can't be empty")
+            return _ClientMetricsResource(current, rules)
         case _:
             raise ApiError(ErrorCode.invalid_request, f"Unknown resource type {resource.type}")
 

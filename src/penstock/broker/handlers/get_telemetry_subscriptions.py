@@ -1,0 +1,31 @@
+"""GetTelemetrySubscriptions (key 71), v0. What a client is to push, by the subscriptions that match it (KIP-714).
+
+Without a matching subscription no metrics are wanted, and the client asks again after the interval.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from kio.schema.get_telemetry_subscriptions.v0.response import GetTelemetrySubscriptionsResponse
+
+from penstock.broker.context import RequestContext
+from penstock.broker.telemetry import ACCEPTED_COMPRESSION
+from penstock.protocol.errors import ErrorCode
+
+
+def handle(ctx: RequestContext, request: Any) -> Any:
+    telemetry = ctx.node.telemetry
+    instance_id, asked = telemetry.ask(ctx, request.client_instance_id)
+    return GetTelemetrySubscriptionsResponse(
+        throttle_time=timedelta(0),
+        error_code=ErrorCode.none,
+        client_instance_id=instance_id,
+        subscription_id=asked.subscription_id,
+        accepted_compression_types=ACCEPTED_COMPRESSION,
+        push_interval=timedelta(milliseconds=asked.interval_ms),
+        telemetry_max_bytes=telemetry.payload_bytes_max,
+        delta_temporality=True,
+        requested_metrics=asked.metrics,
+    )

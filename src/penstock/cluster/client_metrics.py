@@ -1,0 +1,111 @@
+"""Client metrics subscriptions (KIP-714): which clients are to push which metrics, and how often."""
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from penstock.cluster.declaring import Declare
+from penstock.cluster.effective import NO_NODE, ConfigSource, Effective, effective_setting
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.settings import InvalidSetting, Setting, SettingType
+
+ALL_METRICS: Final = "*"
+INTERVAL_MS_DEFAULT: Final = 300_000
+_INTERVAL_MS: Final = range(100, 3_600_001)
+#: What a client can be matched by.
+_SELECTORS: Final = frozenset(
+    {
+        "client_id",
+        "client_instance_id",
+        "client_software_name",
+        "client_software_version",
+        "client_source_address",
+        "client_source_port",
+    }
+)
+
+_subscription = Declare({}, {})
+
+CLIENT_METRICS_SETTINGS: Final[dict[str, Setting]] = {
+    setting.name: setting
+    for setting in (
+        _subscription(
+            "interval.ms",
+            SettingType.INT,
+            INTERVAL_MS_DEFAULT,
+            "How often clients push, in milliseconds; from 100 to 3600000.",
+        ),
+        _subscription(
+            "match",
+            SettingType.LIST,
+            (),
+            "Which clients: SELECTOR=REGEX, comma separated, all of which must match; nothing matches every client.",
+        ),
+        _subscription(
+            "metrics",
+            SettingType.LIST,
+            (),
+            "Prefixes of the names of the metrics that are wanted, comma separated; * is all of them.",
+        ),
+    )
+}
+
+
+class Subscription(NamedTuple):
+    metrics: tuple[str, ...]
+    interval_ms: int
+    match: tuple[tuple[str, re.Pattern[str]], ...]
+
+    def is_for(self, client: Mapping[str, str]) -> bool:
+        """`client` maps each selector to what the client is."""
+        return all(pattern.fullmatch(client.get(selector, "")) for selector, pattern in self.match)
+
+
+def effective_client_metrics(own: Mapping[str, str]) -> dict[str, Effective]:
+    return {
+        name: effective_setting(setting, own, NO_NODE, synonyms=(), own=ConfigSource.CLIENT_METRICS)
+        for name, setting in CLIENT_METRICS_SETTINGS.items()
+    }
+
+
+def subscription_of(own: Mapping[str, str]) -> Subscription:
+    """Of settings that were valid when they were stored."""
+    value = {name: effective.value for name, effective in effective_client_metrics(own).items()}
+    metrics, interval_ms, match = value["metrics"], value["interval.ms"], value["match"]
+    assert isinstance(metrics, tuple)
+    assert isinstance(interval_ms, int)
+    assert isinstance(match, tuple)
+    return Subscription(metrics, interval_ms, _parsed_match(match))
+
+
+def validate_client_metrics(own: Mapping[str, str]) -> None:
+    """Raises ApiError with the codes and words that Apache Kafka has for it."""
+    for name, text in own.items():
+        setting = CLIENT_METRICS_SETTINGS.get(name)
+        if setting is None:
+            raise ApiError(ErrorCode.invalid_request, f"Unknown client metrics configuration: {name}")
+        try:
+            value = setting.parse(text)
+        except InvalidSetting as error:
+            raise ApiError(ErrorCode.invalid_config, str(error)) from None
+        if name == "interval.ms" and value not in _INTERVAL_MS:
+            raise ApiError(
+                ErrorCode.invalid_request,
+                f"Invalid value {value} for interval.ms, interval must be between 100 and 3600000 (1 hour)",
+            )
+        if name == "match":
+            assert isinstance(value, tuple)
+            _parsed_match(value)
+
+
+def _parsed_match(patterns: tuple[str, ...]) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    parsed = []
+    for text in patterns:
+        selector, separator, pattern = (part.strip() for part in text.partition("="))
+        try:
+            if not separator or selector not in _SELECTORS:
+                raise re.error("no selector")
+            parsed.append((selector, re.compile(pattern)))
+        except re.error:
+            raise ApiError(ErrorCode.invalid_config, f"Illegal client matching pattern: {text}") from None
+    return tuple(parsed)
