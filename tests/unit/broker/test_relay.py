@@ -41,7 +41,7 @@ class Client:
         self.replies: asyncio.Queue[Any] = asyncio.Queue()
         self.is_closed = False
         self._number = 100
-        server = SimpleNamespace(failed=self._failed)
+        server = SimpleNamespace(failed=self._failed, turn_seconds=1.0)
         self._dispatcher = Dispatcher(node, server)  # type: ignore[arg-type]
 
     def send(self, reply: Any) -> None:

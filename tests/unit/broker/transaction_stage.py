@@ -21,6 +21,7 @@ SETTINGS: Final = {
     "transaction_state_log_num_partitions": "2",
     "transaction_abort_timed_out_transaction_cleanup_interval_ms": "20",
     "transaction_two_phase_commit_enable": "true",
+    "inter_broker_listener_name": "PLAINTEXT",  # clients here also send what only nodes may
 }
 
 
