@@ -27,7 +27,7 @@ from penstock.raft.messages import (
     VoteRequest,
     VoterReply,
 )
-from penstock.raft.values import Role, VoterSet
+from penstock.raft.values import Election, Role, VoterSet
 
 
 class Script(World):
@@ -50,6 +50,7 @@ class Script(World):
             "power-loss": lambda id: self._member(id).stop(loses_unsynced=True),
             "restart": lambda id: self._member(id).start(),
             "new-disk": self._new_disk,
+            "disk-epoch": lambda id, epoch: setattr(self._member(id), "saved", Election(int(epoch))),
             "hold-sync": self._hold_sync,
             "sync": self._sync,
             "resign": self._resign,
