@@ -45,15 +45,31 @@ class GroupCoordinator(ShardedCoordinator["GroupShard"]):
     def __init__(self, node: Node) -> None:
         super().__init__(node, OFFSETS)
         self._settings = group_settings(node.settings)
+        self._groups_max = node.settings.integer("penstock.groups.max")
+        self._room_left = 0  # groups that may be made before they have to be counted again
         self.topics = GroupTopics(node)
 
     def image_changed(self, delta: ImageDelta) -> None:
         """Deleted topics take their offsets with them."""
+        self._room_left = 0  # shards may come with their groups
         self.topics.image_changed(delta)
         deleted = tuple(topic.name for topic in delta.topics_deleted if topic.name != OFFSETS_TOPIC)
         if deleted and self.shards():
             self._node.spawn(self._forget_topics(deleted))
         super().image_changed(delta)
+
+    def check_room(self, group_id: str) -> None:
+        """Raises ApiError POLICY_VIOLATION for a group that would be one too many on this node."""
+        self._room_left -= 1
+        if self._room_left >= 0:
+            return
+        self._room_left = self._groups_max - sum(len(shard.groups) for shard in self.loaded_shards()) - 1
+        if self._room_left >= 0:
+            return
+        shard = self._runtime.loaded_shard(self.shard_of(group_id))
+        if shard is not None and group_id not in shard.groups:
+            message = f"This node has {self._groups_max} groups, which is penstock.groups.max."
+            raise ApiError(ErrorCode.policy_violation, message)
 
     async def write_verified(
         self, group_id: str, operation: Callable[[GroupShard, Token], Work], guard: VerificationGuard | None

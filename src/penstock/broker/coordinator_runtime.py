@@ -80,6 +80,10 @@ class CoordinatorRuntime(Generic[ShardT]):
     def loaded_shards(self) -> list[ShardT]:
         return [active.shard for active in self._active.values()]
 
+    def loaded_shard(self, index: int) -> ShardT | None:
+        active = self._active.get(index)
+        return None if active is None else active.shard
+
     def load(self, index: int) -> asyncio.Task[None]:
         """Begin to load a shard, if nobody has. Timeouts run from when it is loaded."""
         self._unload_outdated(index)

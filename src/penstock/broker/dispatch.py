@@ -7,7 +7,7 @@ import inspect
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.apis import (
     API_VERSIONS,
@@ -51,6 +51,11 @@ _HOT_FLEXIBLE_FROM = {
 }
 _WHILE_STARTING = {key: api for key, api in APIS.items() if api.while_starting}
 
+#: JoinGroup, SyncGroup, and the heartbeats of consumer, share and streams groups: what they carry is kept.
+_OF_MEMBERS: Final = frozenset({11, 14, 68, 76, 88})
+#: Client ids that are kept decoded.
+_CLIENT_IDS_MAX: Final = 1000
+
 HotHandler = Callable[[RequestContext, Connection, memoryview, int, int], Reply | Slot]
 
 
@@ -62,6 +67,8 @@ class Dispatcher:
         self._apis = _WHILE_STARTING
         self._hot: dict[int, HotHandler] = {}
         self._client_ids: dict[bytes, str] = {}
+        self._client_id_bytes_max = node.settings.integer("penstock.id.max.bytes")
+        self._group_request_bytes_max = node.settings.integer("penstock.group.request.max.bytes")
 
     def dispatch(self, connection: Connection, frame: memoryview) -> None:
         """Raises MalformedFrame for what is no request we know."""
@@ -141,6 +148,9 @@ class Dispatcher:
         if found.is_flexible:
             position = skip_header_tags(frame, position)
         request = found.decode(frame, position)
+        if len(frame) > self._group_request_bytes_max and context.api_key in _OF_MEMBERS:
+            connection.send(self._too_large(context, request, correlation_id))
+            return
         if found.is_relayed and not (found.is_local is not None and found.is_local(request)):
             from penstock.broker.relay import answer_of_controller
 
@@ -164,6 +174,17 @@ class Dispatcher:
         self._metrics.observe_request(context.api_key, elapsed)
         if elapsed > self._server.turn_seconds:
             connection.mark_expensive()
+
+    def _too_large(self, context: RequestContext, request: Any, correlation_id: int) -> Reply:
+        """What a member sends is kept by its group for as long as it stays."""
+        from penstock.broker.refusals import refusal
+
+        self._metrics.count_error(APIS[context.api_key].name, ErrorCode.invalid_request.name)
+        message = (
+            f"The request is larger than penstock.group.request.max.bytes ({self._group_request_bytes_max})."
+        )
+        response = refusal(context.api_key, context.version, request, ErrorCode.invalid_request, message)
+        return self.encode(context.api_key, context.version, correlation_id, response)
 
     async def _encoded_later(
         self, context: RequestContext, correlation_id: int, response: Awaitable[Any]
@@ -226,12 +247,15 @@ class Dispatcher:
         return self._apis.get(api_key)
 
     def _client_id(self, raw: bytes) -> str:
+        """A long one is cut: it is kept with members, sessions and logs, and no answer could refuse it."""
+        if len(raw) > self._client_id_bytes_max:
+            raw = raw[: self._client_id_bytes_max].decode(errors="ignore").encode()
         client_id = self._client_ids.get(raw)
         if client_id is None:
             try:
                 client_id = raw.decode()
             except UnicodeDecodeError:
                 raise MalformedFrame("client id is not UTF-8") from None
-            if len(self._client_ids) < 1000:
+            if len(self._client_ids) < _CLIENT_IDS_MAX:
                 self._client_ids[raw] = client_id
         return client_id

@@ -292,37 +292,68 @@ class _GroupRow(NamedTuple):
     group: str
     state: str
     members: int
+
+
+class _Groups(NamedTuple):
+    """`shown` are the groups that have metrics of their own, `positions` what those have committed."""
+
+    states: Counter[str]
+    shown: list[_GroupRow]
+    omitted: int
     positions: list[tuple[Labels, int, int | None]]  # committed offset, lag where the partition exists
+    positions_omitted: int
 
 
-async def _read_groups(node: Node) -> list[_GroupRow] | None:
+async def _read_groups(node: Node) -> _Groups | None:
     """None when a coordinator does not answer: a missing number is better than a wrong one."""
-    rows: list[_GroupRow] = []
     try:
         async with asyncio.timeout(_GROUPS_SECONDS_MAX):
-            shards = await node.groups.read_all(lambda shard: tuple(shard.groups))
-            for piece in _pieces([group for groups in shards for group in groups], _PIECE_GROUPS):
-                reads = (node.groups.read(group, _group_row(node, group)) for group in piece)
-                read = await asyncio.gather(*reads)
-                rows += (row for row in read if row is not None)
-                await asyncio.sleep(0)
+            rows = [row async for rows in node.groups.read_each(_group_rows) for row in rows]
+            states = Counter(row.state for row in rows)
+            count_max = node.settings.integer("penstock.metrics.groups.max")
+            omitted = max(len(rows) - count_max, 0)
+            if omitted:
+                rows.sort(key=lambda row: (row.members == 0, row.group))
+                del rows[count_max:]
+            positions, positions_omitted = await _read_positions(node, rows)
     except (TimeoutError, ApiError) as error:
         logger.warning("groups are missing from the metrics", extra={"reason": repr(error)})
         return None
-    return rows
+    return _Groups(states, rows, omitted, positions, positions_omitted)
 
 
-def _group_row(node: Node, group_id: str) -> Callable[[GroupShard], _GroupRow | None]:
-    def read(shard: GroupShard) -> _GroupRow | None:
-        group = shard.groups.get(group_id)
-        if group is None:
-            return None
-        positions = [
-            _position(node, group_id, offset.topic, offset.partition, offset.committed.offset)
-            for offset in shard.fetch(group_id, None)
-            if offset.committed is not None
-        ]
-        return _GroupRow(group_id, group.state_name, group.member_count, positions)
+def _group_rows(shard: GroupShard) -> list[_GroupRow]:
+    return [_GroupRow(name, group.state_name, group.member_count) for name, group in shard.groups.items()]
+
+
+async def _read_positions(
+    node: Node, groups: list[_GroupRow]
+) -> tuple[list[tuple[Labels, int, int | None]], int]:
+    """What these groups have committed, and how much of that is too much to show."""
+    positions: list[tuple[Labels, int, int | None]] = []
+    left, omitted = node.settings.integer("penstock.metrics.group.offsets.max"), 0
+    for count, row in enumerate(groups, start=1):
+        shown, total = await node.groups.read(row.group, _committed(node, row.group, left))
+        positions += shown
+        left -= len(shown)
+        omitted += total - len(shown)
+        if count % _PIECE_GROUPS == 0:
+            await asyncio.sleep(0)
+    return positions, omitted
+
+
+def _committed(
+    node: Node, group_id: str, count_max: int
+) -> Callable[[GroupShard], tuple[list[tuple[Labels, int, int | None]], int]]:
+    """The first of a group's committed offsets, and how many there are."""
+
+    def read(shard: GroupShard) -> tuple[list[tuple[Labels, int, int | None]], int]:
+        shown, total = [], 0
+        for topic, index, committed in shard.offsets.of_group(group_id):
+            total += 1
+            if total <= count_max:
+                shown.append(_position(node, group_id, topic, index, committed.offset))
+        return shown, total
 
     return read
 
@@ -335,21 +366,24 @@ def _position(
     return (group_id, topic, str(index)), committed, lag
 
 
-def _group_families(groups: list[_GroupRow] | None) -> Iterator[Family]:
+def _group_families(groups: _Groups | None) -> Iterator[Family]:
     yield gauge("penstock_coordinators_ready", "1 while every group coordinator answers.", groups is not None)
     if groups is None:
         return
-    states = [((state,), count) for state, count in Counter(row.state for row in groups).items()]
+    states = [((state,), count) for state, count in groups.states.items()]
     yield Family("gauge", "penstock_groups", "Groups by state.", ("state",), states)
-    members = [((row.group,), row.members) for row in groups]
+    text = "Groups without metrics of their own: there are more than penstock.metrics.groups.max."
+    yield gauge("penstock_groups_omitted", text, groups.omitted)
+    members = [((row.group,), row.members) for row in groups.shown]
     yield Family("gauge", "penstock_group_members", "Members of a group.", ("group",), members)
-    positions = [position for row in groups for position in row.positions]
     labels = ("group", "topic", "partition")
-    committed = [(names, offset) for names, offset, _ in positions]
+    committed = [(names, offset) for names, offset, _ in groups.positions]
     yield Family("gauge", "penstock_group_committed_offset", "Where the group goes on.", labels, committed)
-    lags = [(names, lag) for names, _, lag in positions if lag is not None]
+    lags = [(names, lag) for names, _, lag in groups.positions if lag is not None]
     text = "Messages between what the group has committed and what it could read."
     yield Family("gauge", "penstock_group_lag_messages", text, labels, lags)
+    text = "Committed offsets that are not shown: there are more than penstock.metrics.group.offsets.max."
+    yield gauge("penstock_group_offsets_omitted", text, groups.positions_omitted)
 
 
 def _timings(histogram: Histogram) -> Timings:

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
-from penstock.protocol.errors import ErrorCode
+from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.context import RequestContext
@@ -30,6 +30,21 @@ def milliseconds(time: timedelta) -> int:
 def client_host(ctx: RequestContext) -> str:
     """As Kafka prints an address without a name."""
     return f"/{ctx.client_host}"
+
+
+def check_ids(ctx: RequestContext, *ids: str | None) -> None:
+    """Ids that clients choose and coordinators keep. Raises ApiError INVALID_REQUEST for one that is too long."""
+    bytes_max = ctx.node.settings.integer("penstock.id.max.bytes")
+    for id in ids:
+        if id is not None and is_longer(id, bytes_max):
+            raise ApiError(
+                ErrorCode.invalid_request, f"An id is longer than penstock.id.max.bytes ({bytes_max}) allows."
+            )
+
+
+def is_longer(text: str, bytes_max: int) -> bool:
+    """In UTF-8, which is encoded only where that may decide it."""
+    return len(text) > bytes_max or (4 * len(text) > bytes_max and len(text.encode()) > bytes_max)
 
 
 def named_topic(ctx: RequestContext, topic: Any) -> tuple[str | None, ErrorCode]:

@@ -6,8 +6,6 @@ from typing import Final
 from penstock.broker.setting_kinds import dynamic_setting, node_setting
 from penstock.protocol.settings import Setting, SettingType, Value
 
-_INT_MAX: Final = (1 << 31) - 1
-
 
 def _integer(name: str, default: int, doc: str, at_least: int = 1) -> Setting:
     return node_setting(name, SettingType.INT, default, doc, at_least)
@@ -45,7 +43,11 @@ CONSUMER_GROUPS: Final = (
         15_000,
         "Highest consumer.assignment.interval.ms of a group.",
     ),
-    _integer("group.consumer.max.size", _INT_MAX, "Members of one group under the consumer protocol."),
+    _integer(
+        "group.consumer.max.size",
+        10_000,
+        "Members of one group under the consumer protocol. Apache Kafka's default is no bound.",
+    ),
     node_setting(
         "group.consumer.assignors",
         SettingType.LIST,
@@ -86,7 +88,11 @@ STREAMS_GROUPS: Final = (
         15_000,
         "Highest streams.assignment.interval.ms of a group.",
     ),
-    _integer("group.streams.max.size", _INT_MAX, "Members of one streams group."),
+    _integer(
+        "group.streams.max.size",
+        10_000,
+        "Members of one streams group. Apache Kafka's default is no bound.",
+    ),
     _integer(
         "group.streams.initial.rebalance.delay.ms",
         3_000,

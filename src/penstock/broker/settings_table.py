@@ -277,7 +277,37 @@ _GROUPS = (
     _node(
         "group.max.session.timeout.ms", _INT, 1_800_000, "Longest session timeout a member may ask for.", 1
     ),
-    _node("group.max.size", _INT, INT_MAX, "Members of one group.", 1),
+    _node(
+        "group.max.size",
+        _INT,
+        10_000,
+        "Members of one group; as many may be about to join. Apache Kafka's default is no bound.",
+        1,
+    ),
+    _node(
+        "penstock.groups.max",
+        _INT,
+        100_000,
+        "Groups of every kind that one node coordinates; a further one is refused with POLICY_VIOLATION.",
+        1,
+    ),
+    _node(
+        "penstock.group.request.max.bytes",
+        _INT,
+        _MIB,
+        "Largest request by which a member joins, syncs or heartbeats: it bounds the subscription, the metadata and "
+        "the assignments that a group keeps. Apache Kafka bounds all of a group by the largest batch of its topic.",
+        1024,
+    ),
+    _node(
+        "penstock.id.max.bytes",
+        _INT,
+        1024,
+        "Longest id of a group, member, instance, rack or transaction; a longer client id is cut. Apache Kafka takes "
+        "32767 bytes.",
+        64,
+        32_000,
+    ),
 )
 
 _PRODUCERS = (
@@ -489,6 +519,20 @@ _PENSTOCK = (
         "info",
         "What the node writes to its own log.",
         choices=("debug", "info", "warning", "error"),
+    ),
+    _node(
+        "penstock.metrics.groups.max",
+        _INT,
+        1000,
+        "Groups that /metrics shows one by one, those with members first; penstock_groups_omitted counts the others.",
+        0,
+    ),
+    _node(
+        "penstock.metrics.group.offsets.max",
+        _INT,
+        20_000,
+        "Committed offsets of groups that /metrics shows; penstock_group_offsets_omitted counts the others.",
+        0,
     ),
     _node("penstock.io.threads", _INT, 4, "Threads for work that may block: cold reads, decoding, files.", 1),
     _node(

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from penstock.broker.group_requests import is_longer
 from penstock.broker.topic_creation import create_topics_in_cluster
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.groups.hashing import partition_of
@@ -24,17 +25,18 @@ logger = logging.getLogger("penstock.coordinator")
 _TOPIC_IS_THERE: Final = frozenset(
     {ErrorCode.none, ErrorCode.topic_already_exists, ErrorCode.kafka_storage_error}
 )
-#: No longer key can be stored, and hashing one would hold up everyone else.
-_KEY_CHARACTERS_MAX: Final = 32_767
 
 
 class ShardedTopic:
     #: What a key is answered that nobody could store.
     _IMPOSSIBLE_KEY = ErrorCode.invalid_request
+    #: What a key may have besides an id that a client has chosen.
+    _KEY_EXTRA_BYTES = 0
 
     def __init__(self, node: Node, topic: InternalTopic) -> None:
         self._node = node
         self.topic = topic
+        self._key_bytes_max = node.settings.integer("penstock.id.max.bytes") + self._KEY_EXTRA_BYTES
         self._creating: asyncio.Task[None] | None = None
 
     @property
@@ -51,9 +53,12 @@ class ShardedTopic:
         await asyncio.shield(self._creating)
 
     def shard_of(self, key: str) -> int:
-        """Raises ApiError while there are no shards."""
-        if len(key) > _KEY_CHARACTERS_MAX:
-            raise ApiError(self._IMPOSSIBLE_KEY)
+        """Raises ApiError while there are no shards, and for a key longer than `penstock.id.max.bytes` allows."""
+        if is_longer(key, self._key_bytes_max):
+            raise ApiError(
+                self._IMPOSSIBLE_KEY,
+                f"An id is longer than penstock.id.max.bytes ({self._key_bytes_max - self._KEY_EXTRA_BYTES}) allows.",
+            )
         topic = self._node.image.topics.get(self.topic.name)
         if topic is None:
             raise ApiError(ErrorCode.not_coordinator)

@@ -64,6 +64,9 @@ def _join_new_dynamic(
     if not request.member_id_required:
         _admit(group, request, token, step, new_member_id)
         return
+    if len(group.pending) >= step.settings.size_max:
+        _refuse(request, token, step, ErrorCode.group_max_size_reached)
+        return
     # The second round makes sure that the id reached its owner: a lost reply leaves no member behind.
     group.pending.add(new_member_id)
     step.schedule_in(Timer("session", group.group_id, new_member_id), request.session_timeout_ms)

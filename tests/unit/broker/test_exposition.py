@@ -1,7 +1,7 @@
 """What a scrape shows for numbers that are known, and that scraping is safe while the node is busy."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ from penstock.broker.apis import FETCH, PRODUCE
 from penstock.broker.exposition import Exposition, Family, Timings, render
 from penstock.broker.leading import monotonic_ms
 from penstock.broker.metrics import LATENCY_BUCKETS, Metrics
+from penstock.broker.settings import load_settings
 from penstock.groups.messages import CommitRequest, OffsetToCommit
 from penstock.groups.settings import GroupSettings
 from penstock.groups.shard import GroupShard
@@ -40,6 +41,11 @@ class _Shards:
         if self.error is not None:
             raise self.error
         return [question(self.shard)]
+
+    async def read_each(self, question: Callable[[GroupShard], Any]) -> AsyncIterator[Any]:
+        if self.error is not None:
+            raise self.error
+        yield question(self.shard)
 
     async def read(self, group_id: str, question: Callable[[GroupShard], Any]) -> Any:
         return question(self.shard)
@@ -133,6 +139,7 @@ def node() -> Any:
             ]
         ),
         groups=_Shards(_shard()),
+        settings=load_settings({}, {}),
         in_thread=in_thread,
     )
 
@@ -239,6 +246,36 @@ async def test_lag_is_what_a_group_could_still_read(node: Any) -> None:
     assert samples["penstock_group_committed_offset", labels("gone", "0")] == 1
     assert ("penstock_group_lag_messages", labels("gone", "0")) not in samples
     assert samples["penstock_groups", (("state", "Empty"),)] == 1
+
+
+def _commit(shard: GroupShard, group: str, *offsets: OffsetToCommit) -> None:
+    work = shard.commit(CommitRequest(group_id=group, offsets=offsets), object(), now_ms=1)
+    for key, value in work.records:
+        shard.replay(key, value)
+
+
+async def test_groups_beyond_the_bound_are_counted(node: Any) -> None:
+    shard = node.groups.shard
+    for number in range(5):
+        _commit(shard, f"group-{number}", OffsetToCommit(topic="orders", partition=0, offset=1))
+    shard.groups["group-3"] = SimpleNamespace(state_name="Stable", member_count=2)
+    node.settings = load_settings({"penstock.metrics.groups.max": "2"}, {})
+    samples = await _scrape(node)
+    assert samples["penstock_groups_omitted", ()] == 4
+    assert samples["penstock_groups", (("state", "Empty"),)] == 5
+    assert samples["penstock_groups", (("state", "Stable"),)] == 1
+    shown = {labels[0][1] for name, labels in samples if name == "penstock_group_members"}
+    assert shown == {"group-3", "billing"}, "those with members come first, then by name"
+    assert samples["penstock_group_offsets_omitted", ()] == 0
+
+
+async def test_committed_offsets_beyond_the_bound_are_counted(node: Any) -> None:
+    _commit(node.groups.shard, "many", *(OffsetToCommit(topic="t", partition=i, offset=1) for i in range(10)))
+    node.settings = load_settings({"penstock.metrics.group.offsets.max": "5"}, {})
+    samples = await _scrape(node)
+    assert len([name for name, _ in samples if name == "penstock_group_committed_offset"]) == 5
+    assert samples["penstock_group_offsets_omitted", ()] == 8
+    assert samples["penstock_groups_omitted", ()] == 0
 
 
 async def test_without_coordinators_the_rest_is_still_shown(node: Any) -> None:

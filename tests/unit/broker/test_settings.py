@@ -86,7 +86,7 @@ def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(tmp_path: Path
         4,
         3,
         2,
-        (1 << 31) - 1,
+        10_000,
     ]
     assert settings.source("num.partitions") == ("flag", "--partitions")
     assert settings.source("node.id") == ("environment", "PENSTOCK_NODE_ID")

@@ -18,7 +18,7 @@ from kio.schema.consumer_group_heartbeat.v1.response import (
 )
 
 from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE, client_host, milliseconds
+from penstock.broker.group_requests import NO_THROTTLE, check_ids, client_host, milliseconds
 from penstock.broker.group_settings import effective_group_settings
 from penstock.groups.consumer.heartbeat import heartbeat
 from penstock.groups.consumer.messages import ConsumerHeartbeat, ConsumerHeartbeatReply
@@ -36,8 +36,10 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         if not ctx.node.image.features.get(FEATURE):
             raise ApiError(ErrorCode.unsupported_version, "The consumer protocol is not enabled.")
         beat = _beat(ctx, request)
+        check_ids(ctx, beat.member_id, beat.instance_id, beat.rack_id)
         if beat.member_epoch == JOINING:
             await groups.ensure_topic()
+            groups.check_room(beat.group_id)
         reply = await groups.write(
             beat.group_id, lambda shard, token: heartbeat(shard, beat, token, now_ms=groups.now_ms())
         )

@@ -11,7 +11,7 @@ from typing import Any, Final
 from kio.schema.join_group.v9.response import JoinGroupResponse, JoinGroupResponseMember
 
 from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE, client_host, milliseconds
+from penstock.broker.group_requests import NO_THROTTLE, check_ids, client_host, milliseconds
 from penstock.groups.messages import JoinReply, JoinRequest
 from penstock.protocol.errors import ApiError
 
@@ -24,7 +24,9 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     groups = ctx.node.groups
     wanted = _join_request(ctx, request)
     try:
+        check_ids(ctx, wanted.instance_id)
         await groups.ensure_topic()
+        groups.check_room(wanted.group_id)
         reply = await groups.write(
             wanted.group_id,
             lambda shard, token: shard.join(

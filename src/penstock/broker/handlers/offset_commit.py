@@ -73,6 +73,7 @@ async def _commit(ctx: RequestContext, request: Any, offsets: tuple[OffsetToComm
         knows_member_epochs=ctx.version >= _MEMBER_EPOCHS_FROM,
     )
     try:
+        groups.check_room(commit.group_id)
         reply: PartitionsReply = await groups.write(
             commit.group_id, lambda shard, token: shard.commit(commit, token, now_ms=groups.now_ms())
         )

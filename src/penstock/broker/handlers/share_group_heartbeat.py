@@ -17,7 +17,7 @@ from kio.schema.share_group_heartbeat.v1.response import (
 )
 
 from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE, client_host
+from penstock.broker.group_requests import NO_THROTTLE, check_ids, client_host
 from penstock.broker.group_settings import effective_group_settings
 from penstock.groups.consumer.values import JOINING
 from penstock.groups.share.heartbeat import heartbeat
@@ -41,8 +41,10 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 
 async def _answer(ctx: RequestContext, beat: ShareHeartbeat) -> ShareHeartbeatReply:
+    check_ids(ctx, beat.member_id, beat.rack_id)
     if beat.member_epoch == JOINING:
         await ctx.node.groups.ensure_topic()
+        ctx.node.groups.check_room(beat.group_id)
     reply = await _say(ctx, beat)
     if reply.upkeep is None:
         return reply

@@ -13,7 +13,7 @@ from typing import Any, Final
 from kio.schema.streams_group_heartbeat.v0 import response as schema
 
 from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE, client_host, milliseconds
+from penstock.broker.group_requests import NO_THROTTLE, check_ids, client_host, milliseconds
 from penstock.broker.group_settings import effective_group_settings
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.groups.consumer.values import JOINING
@@ -34,8 +34,10 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         if not ctx.node.image.features.get(FEATURE):
             raise ApiError(ErrorCode.unsupported_version, "The streams protocol is not enabled.")
         beat = _beat(ctx, request)
+        check_ids(ctx, beat.member_id, beat.instance_id, beat.rack_id)
         if beat.member_epoch == JOINING:
             await groups.ensure_topic()
+            groups.check_room(beat.group_id)
         reply: StreamsHeartbeatReply = await groups.write(
             beat.group_id, lambda shard, token: heartbeat(shard, beat, token, now_ms=groups.now_ms())
         )

@@ -81,6 +81,7 @@ async def _stage(ctx: RequestContext, request: Any, offsets: tuple[OffsetToCommi
     if ctx.version < _EPOCH_PER_TRANSACTION_FROM:
         ctx.node.transactions.offset_callers.refuse_late(ctx, request.transactional_id)
     groups = ctx.node.groups
+    groups.check_room(request.group_id)
     partition = ctx.node.partitions.led(OFFSETS_TOPIC, groups.shard_of(request.group_id))
     if partition is None:
         raise ApiError(ErrorCode.not_coordinator)

@@ -45,6 +45,9 @@ def coordinator_key(key: Key) -> str:
 class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
     """`node.share_state`."""
 
+    #: A topic id and a partition beside the group.
+    _KEY_EXTRA_BYTES = 64
+
     def __init__(self, node: Node) -> None:
         super().__init__(node, SHARE_STATE)
         self._places: dict[Key, int] = {}
