@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.broker.metrics import Metrics
 from penstock.log.writeback import begin_writeback
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from penstock.log.tail import SharedFile
 
 logger = logging.getLogger("penstock.flush")
+
+#: When a sync that found no descriptors is tried again.
+_POSTPONED_S: Final = 0.1
 
 
 def end_process(error: Exception, what: str = "fsync failed") -> None:
@@ -74,7 +77,11 @@ class Flusher:
         if self._in_flight:
             self._wanted = True
             return
-        ticket = self._log.flush_begin()
+        try:
+            ticket = self._log.flush_begin()
+        except OSError:
+            self._postponed()
+            return
         if ticket is None:
             return
         self._in_flight = True
@@ -113,6 +120,12 @@ class Flusher:
         self._writing_back = False
         file.drop()
 
+    def _postponed(self) -> None:
+        """Out of descriptors: some are freed, and whoever waits for this sync goes on waiting."""
+        logger.warning("sync postponed: too many open files", extra={"log": str(self._log.directory)})
+        self._log.files.close_idle()
+        self._loop.call_later(_POSTPONED_S, self.request)
+
     async def close(self) -> None:
         """Begin no more, and wait for the one under way: its files are about to be closed or moved."""
         self._closed = True
@@ -127,6 +140,8 @@ class Flusher:
         self._metrics.flushes.observe(perf_counter() - started)
         self._in_flight = False
         self._log.flush_done(ticket)
+        if ticket.postponed:
+            self._postponed()
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
         if self._wanted:

@@ -41,6 +41,7 @@ from penstock.cluster.image import ClusterImage
 from penstock.cluster.names import CLUSTER_METADATA, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
 from penstock.cluster.serde import UnreadableRecord
 from penstock.cluster.state import ResourceType
+from penstock.log.files import open_files_limit
 from penstock.log.identity import WrongOwner
 from penstock.log.recovery import CorruptLog
 from penstock.log.store import LogStore, StoreLocked
@@ -77,6 +78,10 @@ Faults = Callable[["RequestContext", "Connection", memoryview, "Dispatcher"], bo
 
 #: How long founders of a cluster wait for each other to vote before they serve.
 _FOUNDING_SECONDS_MAX: Final = 15.0
+#: Below this many open files connections and logs would take them from each other all the time.
+_OPEN_FILES_MIN: Final = 128
+#: When a sync that found no descriptors is tried again.
+_POSTPONED_SECONDS: Final = 0.1
 #: How long a stopping node waits for replies that are under way.
 _DRAIN_SECONDS: Final = 2.0
 _PRODUCER_EXPIRY: Final = "producer.id.expiration.ms"
@@ -99,6 +104,25 @@ class StartFailed(Exception):
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+
+
+class DescriptorBudget(NamedTuple):
+    """How many segment files may be open for reading, and how many logs for writing. The rest is for connections."""
+
+    readers: int
+    writers: int
+
+
+def descriptor_budget(readers_max: int) -> DescriptorBudget:
+    """Raises StartFailed where the system lets the process have too few."""
+    limit = open_files_limit()
+    if limit < _OPEN_FILES_MIN:
+        raise StartFailed(
+            f"the limit of open files is {limit}, and a node needs {_OPEN_FILES_MIN}",
+            hint="`ulimit -n 65536` in the shell, or LimitNOFILE=65536 in the service, raises it",
+        )
+    quarter = limit // 4
+    return DescriptorBudget(min(readers_max, quarter), quarter)
 
 
 class Feature(NamedTuple):
@@ -193,17 +217,20 @@ class Node:
             raise StartFailed(str(error.strerror or error), hint="--http names another address") from None
 
     async def _open_data(self) -> None:
+        budget = descriptor_budget(self.settings.integer("penstock.open.files.max"))
         try:
             self.store = LogStore.open(
                 Path(self.settings.data_dir),
                 node_id=self.node_id,
                 founding=self.quorum.is_lone,
                 threads=self.settings.integer(_RECOVERY_THREADS),
-                descriptors_max=self.settings.integer("penstock.open.files.max"),
+                descriptors_max=budget.readers,
+                tails_max=budget.writers,
                 producer_expiry_ms=self.settings.integer(_PRODUCER_EXPIRY),
             )
         except (StoreLocked, WrongOwner) as error:
             raise StartFailed(str(error), hint="--data-dir names another folder") from None
+        self.store.files.tails.written_by_this_thread()
         try:
             self.quorum.open()
         except (CorruptLog, DamagedSnapshot, DamagedElection) as error:
@@ -497,14 +524,16 @@ class Node:
 
     async def sync(self, log: Log) -> None:
         """Make everything appended so far durable. A failure ends the process."""
-        ticket = log.flush_begin()
-        if ticket is None:
-            return
-        try:
-            await self._watched(self.sync_executor.submit(ticket.run))
-        except OSError as error:
-            end_process(error)
-        log.flush_done(ticket)
+        while (ticket := log.flush_begin()) is not None:
+            try:
+                await self._watched(self.sync_executor.submit(ticket.run))
+            except OSError as error:
+                end_process(error)
+            log.flush_done(ticket)
+            if not ticket.postponed:
+                return
+            log.files.close_idle()
+            await asyncio.sleep(_POSTPONED_SECONDS)
 
     async def _follow(self, delta: ImageDelta, image: ClusterImage) -> None:
         if self.lifecycle.is_replaced_in(image):

@@ -581,6 +581,13 @@ _PENSTOCK = (
         1024,
     ),
     _node(
+        "penstock.broker.partitions.max",
+        _INT,
+        0,
+        "Partitions that one broker may have when topics are created; 0: twenty for each file that the node may open.",
+        0,
+    ),
+    _node(
         "penstock.create.topics.partitions.max", _INT, 10_000, "Partitions that one request may create.", 1
     ),
 )

@@ -17,6 +17,7 @@ from penstock.cluster.controller.create_topics import (
     create_topics,
 )
 from penstock.cluster.names import CLUSTER_METADATA, is_internal
+from penstock.log.files import open_files_limit
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ logger = logging.getLogger("penstock.topics")
 CREATE_TOPICS: Final = 19
 #: Names that are being created at once because clients asked for them; who asks for more asks again.
 _AUTO_CREATED_AT_ONCE_MAX: Final = 10_000
+_PARTITIONS_PER_OPEN_FILE: Final = 20
 _CHANCE = Chance(draw=random.randrange, fresh_id=uuid4)
 
 
@@ -144,6 +146,12 @@ def _result(topic: Any) -> TopicResult:
     )
 
 
+def broker_replicas_max(node: Node) -> int:
+    """An idle partition keeps no file open, one that is used keeps one or two: so many share a descriptor."""
+    given = node.settings.integer("penstock.broker.partitions.max")
+    return given or _PARTITIONS_PER_OPEN_FILE * open_files_limit()
+
+
 def _rules(node: Node) -> TopicRules:
     layers = node_layers(node.settings, node.image)
     return TopicRules(
@@ -151,4 +159,5 @@ def _rules(node: Node) -> TopicRules:
         replication_factor=node_integer(layers, "default.replication.factor"),
         partitions_max=node_integer(layers, "penstock.create.topics.partitions.max"),
         node=layers,
+        broker_replicas_max=broker_replicas_max(node),
     )

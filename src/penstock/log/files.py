@@ -1,9 +1,10 @@
 """Read descriptors shared by all logs: a bounded pool that is safe while other threads are reading."""
 
 import os
+import resource
 import threading
 from collections import OrderedDict
-from errno import EIO, EMFILE, ENFILE, ENOENT, EOPNOTSUPP
+from errno import EIO, ENOENT, EOPNOTSUPP
 from pathlib import Path
 from typing import Final
 
@@ -11,13 +12,20 @@ from penstock.log.aborted import AbortedIndex
 from penstock.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex
 from penstock.log.names import LOG, SEGMENT_FILES
 from penstock.log.segment import Segment
+from penstock.log.tail import NO_DESCRIPTORS, TailPool
 
 DESCRIPTORS_MAX: Final = 512
 INDEX_BYTES_MAX: Final = 64 << 20
+_LIMIT_MAX: Final = 1 << 18
 
 _NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
-_NO_DESCRIPTORS: Final = frozenset({EMFILE, ENFILE})
+
+
+def open_files_limit() -> int:
+    """How many files the system lets this process have open; a bound of ours where it says nothing."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _LIMIT_MAX if soft == resource.RLIM_INFINITY else min(soft, _LIMIT_MAX)
 
 
 class _OpenFile:
@@ -33,9 +41,14 @@ class FilePool:
     """The least recently used descriptors and loaded indexes go first; those in use never go."""
 
     def __init__(
-        self, *, descriptors_max: int = DESCRIPTORS_MAX, index_bytes_max: int = INDEX_BYTES_MAX
+        self,
+        *,
+        descriptors_max: int = DESCRIPTORS_MAX,
+        index_bytes_max: int = INDEX_BYTES_MAX,
+        tails_max: int = DESCRIPTORS_MAX,
     ) -> None:
         assert descriptors_max > 0
+        self.tails = TailPool(tails_max)
         self._lock = threading.Lock()
         self._open: OrderedDict[Segment, _OpenFile] = OrderedDict()
         self._indexed: OrderedDict[Segment, int] = OrderedDict()
@@ -156,7 +169,7 @@ class FilePool:
         try:
             file = _OpenFile(os.open(segment.path, _READ_FLAGS))
         except OSError as error:
-            if error.errno not in _NO_DESCRIPTORS:
+            if error.errno not in NO_DESCRIPTORS:
                 raise
             self._close_idle(len(self._open))
             file = _OpenFile(os.open(segment.path, _READ_FLAGS))
@@ -166,6 +179,12 @@ class FilePool:
             self._close_idle(len(self._open) + 1 - self._descriptors_max)
             self._open[segment] = file
         return file
+
+    def close_idle(self) -> None:
+        """The process has no descriptors left: whatever is not in use is closed. On the loop."""
+        with self._lock:
+            self._close_idle(len(self._open))
+        self.tails.close_idle()
 
     def _close_idle(self, count: int) -> None:
         """The least recently used; those in use stay, and the pool is larger than its bound for so long."""

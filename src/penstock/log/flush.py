@@ -18,7 +18,7 @@ from penstock.log.positions import LogPosition
 from penstock.log.segment import Segment
 from penstock.log.snapshots import Snapshot
 from penstock.log.synced_offsets import SyncedSlot
-from penstock.log.tail import SharedFile
+from penstock.log.tail import NO_DESCRIPTORS, SharedFile
 
 #: Rolled segments that wait for a flush keep their write descriptor, which is the one that reports a failed
 #: write-back for sure; beyond this many they are reopened.
@@ -68,11 +68,19 @@ class FlushTicket:
     names_changed: bool
     slot: SyncedSlot | None = None
     complete: bool = False
+    #: A file could not be opened for want of descriptors: nothing counts as synced, and it is to be tried again.
+    postponed: bool = False
 
     def run(self) -> None:
         with self.gate.lock:
             if self.gate.generation == self.generation:
-                self.sync()
+                try:
+                    self.sync()
+                except OSError as error:
+                    # No sync fails like this, only an open.
+                    if error.errno not in NO_DESCRIPTORS:
+                        raise
+                    self.postponed = True
 
     def sync(self) -> None:
         for item in self.rolled:
@@ -185,7 +193,7 @@ class FlushState:
         flushed = [item.segment for item in ticket.rolled]
         with self._lock:
             ticket.release_files()
-        if ticket.generation == self.gate.generation:
+        if ticket.generation == self.gate.generation and not ticket.postponed:
             self.synced = ticket.upto
         if not ticket.complete:
             epoch_cache.dirty = self.names_changed = True

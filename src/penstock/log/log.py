@@ -77,7 +77,7 @@ class Log:
         self.has_aborted = any(segment.has_aborted for segment in segments)
         self.end = LogPosition(loaded.end_offset, segments.last.base_offset, segments.last.size)
         self._reader = Reader(segments, files)
-        self._tail = Tail(segments.last)
+        self._tail = Tail(segments.last, files.tails)
         self._flush = FlushState(self.end, slot)
         self._set_damages(loaded.damages)
         self._segment_ms_max = config.segment_ms_max
@@ -242,10 +242,10 @@ class Log:
         segment = Segment(self.directory, end_offset, created_ms=now_ms)
         segment.start_indexing()
         try:
-            self._tail = Tail(segment, fresh=True)
+            self._tail = Tail(segment, self.files.tails, fresh=True)
         except OSError as error:
             raise ApiError(ErrorCode.kafka_storage_error, f"cannot start a segment: {error}") from None
-        self._flush.add(Rolled(closed.segment, closed.file), snapshots.take(self.producers, end_offset))
+        self._flush.add(Rolled(closed.segment, closed.released()), snapshots.take(self.producers, end_offset))
         with self._lock:
             self._reader.segments.add(segment)
         self.end = LogPosition(end_offset, end_offset, 0)
@@ -456,10 +456,10 @@ class Log:
 
     def hold_tail(self) -> SharedFile:
         """The file being written, kept open until it is dropped again, on the loop."""
-        return self._tail.file.hold()
+        return self._tail.opened().hold()
 
     def _begin_flush(self) -> FlushTicket:
-        return self._flush.begin(self.directory, self.end, self._tail.file, self.epochs)
+        return self._flush.begin(self.directory, self.end, self._tail.opened(), self.epochs)
 
     # Retention and replacement
 
@@ -597,7 +597,7 @@ class Log:
         # Another segment from here on, so that who still rewrites or reads the old one notices.
         cut = segments.items[slot]
         kept = recovery.shortened(cut, target, self.aborted_index(cut), self.files, self.config)
-        self._tail = Tail(kept)
+        self._tail = Tail(kept, self.files.tails)
         self._reader.use(SegmentList([*segments.items[:slot], kept]))
         self._after_truncation(target, now_ms)
 
@@ -608,7 +608,7 @@ class Log:
         recovery.discard_segments(list(self.segments), self.files)
         segment = Segment(self.directory, offset, created_ms=now_ms)
         segment.start_indexing()
-        self._tail = Tail(segment, fresh=True)
+        self._tail = Tail(segment, self.files.tails, fresh=True)
         self._reader.use(SegmentList([segment]))
         self.start_offset = offset
         self.producers.is_complete = offset == 0

@@ -93,6 +93,7 @@ class LogStore:
         node_id: int,
         threads: int = 4,
         descriptors_max: int = DESCRIPTORS_MAX,
+        tails_max: int = DESCRIPTORS_MAX,
         producer_expiry_ms: int = DAY_MS,
         cluster_id: str | None = None,
         founding: bool = True,
@@ -103,7 +104,7 @@ class LogStore:
         lock_fd = lock_folder(directory)
         try:
             owner = identity.claim(directory, node_id=node_id, cluster_id=cluster_id, founding=founding)
-            files = FilePool(descriptors_max=descriptors_max)
+            files = FilePool(descriptors_max=descriptors_max, tails_max=tails_max)
             store = cls(
                 directory, lock_fd, owner, files, threads=threads, producer_expiry_ms=producer_expiry_ms
             )

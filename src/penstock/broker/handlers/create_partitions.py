@@ -10,7 +10,7 @@ from typing import Any
 from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
 
 from penstock.broker.context import RequestContext
-from penstock.broker.topic_creation import refused_here
+from penstock.broker.topic_creation import broker_replicas_max, refused_here
 from penstock.cluster.controller.create_partitions import (
     MorePartitions,
     PartitionsResult,
@@ -29,6 +29,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
             partitions_max=partitions_max,
             draw=random.randrange,
             validate_only=request.validate_only,
+            broker_replicas_max=broker_replicas_max(ctx.node),
         )
     )
     without_room = refused_here(ctx.node)

@@ -1,6 +1,8 @@
 """Replica lists for new partitions: chosen by placement, or given by hand and checked."""
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 from uuid import UUID
 
 from penstock.cluster.controller.partition_change import default_directory
@@ -10,6 +12,9 @@ from penstock.cluster.records import PartitionRecord
 from penstock.protocol.errors import ApiError, ErrorCode
 
 Replicas = tuple[int, ...]
+
+#: More replicas than any broker has.
+UNBOUNDED: Final = 1 << 31
 
 
 def placed(image: ClusterImage, *, partitions: int, replication_factor: int, draw: Draw) -> list[Replicas]:
@@ -73,3 +78,37 @@ def _partition_record(
 
 def _bad_assignment(message: str) -> ApiError:
     return ApiError(ErrorCode.invalid_replica_assignment, message)
+
+
+class BrokerLoad:
+    """How many replicas each broker has, and gets by one request."""
+
+    def __init__(self, image: ClusterImage, replicas_max: int) -> None:
+        self._image = image
+        self._replicas_max = replicas_max
+        self._partitions = sum(len(topic.partitions) for topic in image.topics.values())
+        self._added: Counter[int] = Counter()
+        self._existing: Counter[int] | None = None
+
+    def add(self, assignments: Sequence[Replicas]) -> None:
+        """Raises POLICY_VIOLATION, and has added nothing, where a broker would have more than it may."""
+        added = self._added + Counter(broker for replicas in assignments for broker in replicas)
+        # A broker has at most one replica of each partition, so counting them is seldom needed.
+        if self._partitions + max(added.values(), default=0) > self._replicas_max:
+            self._existing = self._existing or self._counted()
+            broker, count = max((self._existing + added).items(), key=lambda item: item[1])
+            if count > self._replicas_max:
+                raise ApiError(
+                    ErrorCode.policy_violation,
+                    f"Broker {broker} would have {count} partitions, and penstock.broker.partitions.max allows "
+                    f"{self._replicas_max}; where that is 0, it follows from the limit of open files.",
+                )
+        self._added = added
+
+    def _counted(self) -> Counter[int]:
+        return Counter(
+            broker
+            for topic in self._image.topics.values()
+            for state in topic.partitions.values()
+            for broker in state.replicas
+        )

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.cluster.controller.assignment import (
+    UNBOUNDED,
+    BrokerLoad,
     Replicas,
     partition_records,
     placed,
@@ -42,8 +44,10 @@ def create_partitions(
     partitions_max: int,
     draw: Draw,
     validate_only: bool = False,
+    broker_replicas_max: int = UNBOUNDED,
 ) -> Decision[tuple[PartitionsResult, ...]]:
     """One result per name, in the order asked. A topic that fails leaves the others alone."""
+    load = BrokerLoad(image, broker_replicas_max)
     asked = Counter(topic.name for topic in topics)
     records: list[PartitionRecord] = []
     results: list[PartitionsResult] = []
@@ -51,7 +55,7 @@ def create_partitions(
         try:
             if asked[topic.name] > 1:
                 raise ApiError(ErrorCode.invalid_request, "Duplicate topic name.")
-            records += _grow(image, topic, partitions_max - len(records), draw)
+            records += _grow(image, topic, partitions_max - len(records), draw, load)
             results.append(PartitionsResult(name=topic.name))
         except ApiError as error:
             results.append(PartitionsResult(name=topic.name, error=error.code, message=error.message))
@@ -59,7 +63,7 @@ def create_partitions(
 
 
 def _grow(
-    image: ClusterImage, asked: MorePartitions, partitions_left: int, draw: Draw
+    image: ClusterImage, asked: MorePartitions, partitions_left: int, draw: Draw, load: BrokerLoad
 ) -> list[PartitionRecord]:
     topic = image.topics.get(asked.name)
     if topic is None:
@@ -72,6 +76,7 @@ def _grow(
         assignments = list(asked.assignments)
         for replicas in assignments:
             refuse_bad_replicas(image, replicas, replication_factor)
+    load.add(assignments)
     return partition_records(image, topic.id, assignments, first=len(topic.partitions))
 
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from penstock.cluster.controller.assignment import (
+    UNBOUNDED,
+    BrokerLoad,
     Replicas,
     partition_records,
     placed,
@@ -40,6 +42,8 @@ class TopicRules(NamedTuple):
     replication_factor: int
     partitions_max: int
     node: tuple[Layer, ...] = ()
+    #: Replicas that one broker may have.
+    broker_replicas_max: int = UNBOUNDED
 
 
 class Chance(NamedTuple):
@@ -90,6 +94,7 @@ class _Maker:
         self._rules = rules
         self._chance = chance
         self._partitions = 0
+        self._load = BrokerLoad(image, rules.broker_replicas_max)
         self._collisions: dict[str, str] = {}
 
     def make(self, topic: NewTopic) -> TopicResult:
@@ -103,6 +108,7 @@ class _Maker:
         configs = _given_configs(topic.configs)
         validate_topic_settings(configs, self._rules.node)
         assignments = self._assignments(topic)
+        self._load.add(assignments)
         topic_id = self._chance.fresh_id()
         # Partition records come last, so that whoever opens the partitions knows their settings.
         self.records += (
