@@ -191,7 +191,9 @@ class ActiveShard(Generic[ShardT]):
             work = decide()
             refusal = self._append(work, guard)
         except ApiError as error:
-            logger.warning("discarding a shard that could not be written: %r", error)
+            # Of its own trouble the disk has told already, once; this would come with every request.
+            level = logging.DEBUG if error.code is ErrorCode.kafka_storage_error else logging.WARNING
+            logger.log(level, "discarding a shard that could not be written: %r", error)
             self._fail(_coordinator_error(error.code))
         except Exception:
             logger.exception("discarding a shard after a failed operation")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.broker.partition import Role
 from penstock.cluster.delta import ImageDelta, TopicPartition
+from penstock.log.space import NO_SPACE
 from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Housekeeping:
                     await asyncio.sleep(max(interval_ms, _REST_MS_MIN) / 1000)
                 try:
                     await chore()
+                except OSError as error:
+                    self._failed(name, error)
                 except Exception:
                     # One failed round is reported and the next one tried: a full disk passes.
                     logger.exception("housekeeping failed", extra={"chore": name})
@@ -114,6 +117,13 @@ class Housekeeping:
             self._cleaner.dedupe_buffer_bytes = self._dedupe_buffer_bytes
         self._settings_changed.set()
 
+    def _failed(self, chore: str, error: OSError) -> None:
+        """That the disk is full is said once, by whoever finds it so first."""
+        if error.errno in NO_SPACE:
+            self._node.store.space.ran_out(error)
+        else:
+            logger.error("housekeeping failed", extra={"chore": chore, "reason": str(error)})
+
     def truncated(self, partition: Partition) -> None:
         """A follower's log was cut back to what its leader has: what compaction knows of it does not hold."""
         partition.truncated()
@@ -127,7 +137,10 @@ class Housekeeping:
                 await self.apply_retention(partition)
             except (ApiError, OSError) as error:
                 # One log that cannot be worked on must not keep the others from being cut.
-                logger.warning("retention failed", extra={"partition": str(partition), "reason": str(error)})
+                level = logging.DEBUG if self._node.store.space.is_full else logging.WARNING
+                logger.log(
+                    level, "retention failed", extra={"partition": str(partition), "reason": str(error)}
+                )
 
     async def apply_retention(self, partition: Partition) -> None:
         log, now_ms, end_offset = partition.log, self._node.now_ms(), partition.log.end_offset
@@ -147,7 +160,9 @@ class Housekeeping:
             },
         )
         save_start = partial(self._node.store.save_start, *partition.key, log.start_offset)
-        self.unlink_later(files, log.config.file_delete_delay_ms, save_start)
+        # Readers that come too late for a file look again; on a full disk that is the lesser evil.
+        delay_ms = 0 if self._node.store.space.is_full else log.config.file_delete_delay_ms
+        self.unlink_later(files, delay_ms, save_start)
         partition.flush()
         partition.start_moved()
 
@@ -170,9 +185,12 @@ class Housekeeping:
 
         async def unlink() -> None:
             await asyncio.sleep(delay_ms / 1000)
-            if first is not None:
-                await self._node.in_thread(first)
-            await self._node.in_thread(_unlink, files)
+            try:
+                if first is not None:
+                    await self._node.in_thread(first)
+                await self._node.in_thread(_unlink, files)
+            except OSError as error:
+                self._failed("unlink", error)
 
         if files:
             self._node.spawn(unlink())
@@ -199,6 +217,9 @@ class Housekeeping:
         node = self._node
         if len(node.partitions.lost):
             await node.partitions.lost.report()
+        if node.store.space.is_full:
+            await self._retain()
+            node.store.space.look()
         if not node.partitions.refused:
             return
         async with node.metadata.turn:

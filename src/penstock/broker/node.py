@@ -226,6 +226,7 @@ class Node:
                 threads=self.settings.integer(_RECOVERY_THREADS),
                 descriptors_max=budget.readers,
                 tails_max=budget.writers,
+                reserve_bytes=self.settings.integer("penstock.disk.reserve.bytes"),
                 producer_expiry_ms=self.settings.integer(_PRODUCER_EXPIRY),
             )
         except (StoreLocked, WrongOwner) as error:

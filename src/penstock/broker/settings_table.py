@@ -543,6 +543,13 @@ _PENSTOCK = (
         0,
     ),
     _node("penstock.sync.threads", _INT, 4, "Threads that sync partitions to disk.", 1),
+    _node(
+        "penstock.disk.reserve.bytes",
+        _LONG,
+        _MIB,
+        "Kept on the disk for deleting topics and records when it is full; 0 keeps nothing.",
+        0,
+    ),
     _node("penstock.open.files.max", _INT, 512, "Segment files kept open for reading.", 8),
     _node(
         "penstock.max.inflight.requests.per.connection",

@@ -35,6 +35,8 @@ class LogConfig(NamedTuple):
     decoded_bytes_max: int = 64 << 20
     #: Records may be held back until they are due.
     schedule: bool = False
+    #: Written to on a full disk, too: without the metadata log nothing could be deleted.
+    uses_reserve: bool = False
 
     @property
     def segment_ms_max(self) -> int:

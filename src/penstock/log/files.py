@@ -12,6 +12,7 @@ from penstock.log.aborted import AbortedIndex
 from penstock.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex
 from penstock.log.names import LOG, SEGMENT_FILES
 from penstock.log.segment import Segment
+from penstock.log.space import DiskSpace
 from penstock.log.tail import NO_DESCRIPTORS, TailPool
 
 DESCRIPTORS_MAX: Final = 512
@@ -46,9 +47,11 @@ class FilePool:
         descriptors_max: int = DESCRIPTORS_MAX,
         index_bytes_max: int = INDEX_BYTES_MAX,
         tails_max: int = DESCRIPTORS_MAX,
+        space: DiskSpace | None = None,
     ) -> None:
         assert descriptors_max > 0
-        self.tails = TailPool(tails_max)
+        self.tails = TailPool(tails_max, space)
+        self.space = space
         self._lock = threading.Lock()
         self._open: OrderedDict[Segment, _OpenFile] = OrderedDict()
         self._indexed: OrderedDict[Segment, int] = OrderedDict()

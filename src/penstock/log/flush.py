@@ -94,7 +94,7 @@ class FlushTicket:
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
-            _logger.warning("no space to flush", extra={"log": str(self.directory), "reason": str(error)})
+            _logger.debug("no space to flush", extra={"log": str(self.directory), "reason": str(error)})
         if self.names_changed:
             sync_directory(self.directory)
 

@@ -24,6 +24,7 @@ from penstock.log.producers import trace_of
 from penstock.log.reader import Reader, damaged
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
+from penstock.log.space import NO_SPACE
 from penstock.log.synced_offsets import SyncedSlot
 from penstock.log.tail import SharedFile, Tail
 from penstock.log.transactions import VerificationGuard
@@ -77,7 +78,7 @@ class Log:
         self.has_aborted = any(segment.has_aborted for segment in segments)
         self.end = LogPosition(loaded.end_offset, segments.last.base_offset, segments.last.size)
         self._reader = Reader(segments, files)
-        self._tail = Tail(segments.last, files.tails)
+        self._tail = self._new_tail(segments.last)
         self._flush = FlushState(self.end, slot)
         self._set_damages(loaded.damages)
         self._segment_ms_max = config.segment_ms_max
@@ -242,13 +243,24 @@ class Log:
         segment = Segment(self.directory, end_offset, created_ms=now_ms)
         segment.start_indexing()
         try:
-            self._tail = Tail(segment, self.files.tails, fresh=True)
+            self._tail = self._new_tail(segment, fresh=True)
         except OSError as error:
+            if self.files.space is not None and error.errno in NO_SPACE:
+                self.files.space.ran_out(error)
             raise ApiError(ErrorCode.kafka_storage_error, f"cannot start a segment: {error}") from None
         self._flush.add(Rolled(closed.segment, closed.released()), snapshots.take(self.producers, end_offset))
         with self._lock:
             self._reader.segments.add(segment)
         self.end = LogPosition(end_offset, end_offset, 0)
+
+    def _new_tail(self, segment: Segment, *, fresh: bool = False) -> Tail:
+        uses_reserve = self.config.uses_reserve
+
+        def made() -> Tail:
+            return Tail(segment, self.files.tails, fresh=fresh, uses_reserve=uses_reserve)
+
+        space = self.files.space
+        return space.with_reserve(made) if uses_reserve and space is not None else made()
 
     def _write(self, batch: memoryview, last_offset: int, max_timestamp: int, now_ms: int) -> LogPosition:
         segment = self._tail.segment
@@ -597,7 +609,7 @@ class Log:
         # Another segment from here on, so that who still rewrites or reads the old one notices.
         cut = segments.items[slot]
         kept = recovery.shortened(cut, target, self.aborted_index(cut), self.files, self.config)
-        self._tail = Tail(kept, self.files.tails)
+        self._tail = self._new_tail(kept)
         self._reader.use(SegmentList([*segments.items[:slot], kept]))
         self._after_truncation(target, now_ms)
 
@@ -608,7 +620,7 @@ class Log:
         recovery.discard_segments(list(self.segments), self.files)
         segment = Segment(self.directory, offset, created_ms=now_ms)
         segment.start_indexing()
-        self._tail = Tail(segment, self.files.tails, fresh=True)
+        self._tail = self._new_tail(segment, fresh=True)
         self._reader.use(SegmentList([segment]))
         self.start_offset = offset
         self.producers.is_complete = offset == 0

@@ -6,6 +6,8 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from errno import ENOSPC
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 from uuid import UUID, uuid4
@@ -24,6 +26,7 @@ from penstock.log.names import (
 )
 from penstock.log.offset_files import OffsetFiles
 from penstock.log.recovery import Crash
+from penstock.log.space import RESERVE_BYTES, DiskSpace
 from penstock.log.synced_offsets import SyncedOffsets
 
 LOCK: Final = ".lock"
@@ -68,8 +71,10 @@ class LogStore:
         threads: int,
         producer_expiry_ms: int,
     ) -> None:
+        assert files.space is not None
         self.directory = directory
         self.files = files
+        self.space = files.space
         self.logs: dict[PartitionKey, Log] = {}
         self.failed: dict[PartitionKey, Exception] = {}
         self.clean = (directory / CLEAN_SHUTDOWN).exists()
@@ -94,6 +99,7 @@ class LogStore:
         threads: int = 4,
         descriptors_max: int = DESCRIPTORS_MAX,
         tails_max: int = DESCRIPTORS_MAX,
+        reserve_bytes: int = RESERVE_BYTES,
         producer_expiry_ms: int = DAY_MS,
         cluster_id: str | None = None,
         founding: bool = True,
@@ -104,7 +110,8 @@ class LogStore:
         lock_fd = lock_folder(directory)
         try:
             owner = identity.claim(directory, node_id=node_id, cluster_id=cluster_id, founding=founding)
-            files = FilePool(descriptors_max=descriptors_max, tails_max=tails_max)
+            space = DiskSpace(directory, reserve_bytes)
+            files = FilePool(descriptors_max=descriptors_max, tails_max=tails_max, space=space)
             store = cls(
                 directory, lock_fd, owner, files, threads=threads, producer_expiry_ms=producer_expiry_ms
             )
@@ -284,7 +291,7 @@ class LogStore:
             self._synced.slot((topic_id, key[1])).lower(offset)
         if max(self.logs[key].recovery_point, self._offsets.recovery_points.get(key, 0)) > offset:
             self._offsets.recovery_points[key] = offset
-            self._offsets.write()
+            self.space.with_reserve(self._offsets.write)
 
     # Checkpoints
 
@@ -298,7 +305,7 @@ class LogStore:
         with self._lock:
             self._offsets.recovery_points.update({key: log.recovery_point for key, log in self.logs.items()})
             self._offsets.start_offsets.update({key: log.start_offset for key, log in self.logs.items()})
-            self._offsets.write(high_watermarks)
+            self.space.with_reserve(partial(self._offsets.write, high_watermarks))
             self._synced.sync()
 
     def close(self, *, clean: bool = True, high_watermarks: Mapping[PartitionKey, int] | None = None) -> None:
@@ -351,10 +358,14 @@ class LogStore:
             self.failed.update(failed)
         for (topic, index), error in failed.items():
             extra = {"topic": topic, "partition": index, "reason": f"{type(error).__name__}: {error}"}
-            _logger.error("partition cannot be opened", extra=extra, exc_info=error)
+            # What the system says of itself is told in its words; anything else is a mistake in this software.
+            unforeseen = None if isinstance(error, OSError) else error
+            _logger.error("partition cannot be opened", extra=extra, exc_info=unforeseen)
 
     def _open(self, key: PartitionKey, wanted: Wanted, now_ms: int) -> Log:
         folder = self._folder(*key)
+        if not folder.exists() and self.space.refuse():
+            raise OSError(ENOSPC, "the disk is full", str(folder))
         folder.mkdir(exist_ok=True)
         if self.topic_id(*key) is None:
             identity.write_topic_id(folder, wanted.topic_id)

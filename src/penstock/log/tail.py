@@ -3,10 +3,11 @@
 import logging
 import os
 import threading
-from errno import EMFILE, ENFILE
+from errno import EMFILE, ENFILE, ENOSPC
 from typing import Final
 
 from penstock.log.segment import Segment
+from penstock.log.space import NO_SPACE, DiskSpace
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _logger = logging.getLogger("penstock.log")
@@ -46,8 +47,9 @@ class TailPool:
     It closes descriptors only on the thread that writes, and so never under a write.
     """
 
-    def __init__(self, descriptors_max: int = DESCRIPTORS_MAX) -> None:
+    def __init__(self, descriptors_max: int = DESCRIPTORS_MAX, space: DiskSpace | None = None) -> None:
         assert descriptors_max > 0
+        self.space = space
         self._open: dict[Tail, None] = {}
         self._descriptors_max = descriptors_max
         self._lock = threading.Lock()
@@ -109,16 +111,19 @@ class Tail:
     A partition that is idle keeps no descriptor: the pool closes those that have not been used for longest.
     """
 
-    __slots__ = ("_pool", "_refusal", "file", "is_used", "segment")
+    __slots__ = ("_pool", "_refusal", "_uses_reserve", "file", "is_used", "segment")
 
-    def __init__(self, segment: Segment, pool: "TailPool", *, fresh: bool = False) -> None:
-        """Raises OSError."""
+    def __init__(
+        self, segment: Segment, pool: "TailPool", *, fresh: bool = False, uses_reserve: bool = False
+    ) -> None:
+        """`uses_reserve`: it is written to on a full disk, too. Raises OSError."""
         self.segment = segment
         self.file: SharedFile | None = None
         #: Since the pool has last looked for descriptors to close.
         self.is_used = True
         self._pool = pool
         self._refusal: str | None = None
+        self._uses_reserve = uses_reserve
         if fresh:
             self.file = pool.open(self, _WRITE_FLAGS | os.O_TRUNC)
 
@@ -126,6 +131,9 @@ class Tail:
         """One write of the whole batch at the end, or an ApiError and the file as it was. On the loop."""
         if self._refusal is not None:
             raise ApiError(ErrorCode.kafka_storage_error, self._refusal)
+        space = self._pool.space
+        if space is not None and space.is_full and not self._uses_reserve and space.refuse():
+            raise ApiError(ErrorCode.kafka_storage_error, "the disk is full")
         file = self.file
         if file is None:
             try:
@@ -135,11 +143,29 @@ class Tail:
         self.is_used = True
         try:
             written = os.pwrite(file.fd, batch, self.segment.size)
-        except OSError as error:
-            self._undo(file, str(error))
-        else:
             if written != len(batch):
-                self._undo(file, f"only {written} of {len(batch)} bytes were written")
+                raise OSError(ENOSPC, f"only {written} of {len(batch)} bytes were written")
+        except OSError as error:
+            self._undo(file, error)
+            self._write_from_reserve(file, batch, error)
+
+    def _write_from_reserve(
+        self, file: SharedFile, batch: memoryview | bytes | bytearray, error: OSError
+    ) -> None:
+        """After a write that has failed and was undone. Raises ApiError."""
+        space = self._pool.space
+        if space is not None and error.errno in NO_SPACE:
+            space.ran_out(error)
+            if self._uses_reserve and self._refusal is None:
+                try:
+                    if os.pwrite(file.fd, batch, self.segment.size) == len(batch):
+                        return
+                    self._undo(file, error)
+                except OSError as failure:
+                    self._undo(file, failure)
+        else:
+            _logger.warning("append failed", extra={"file": str(self.segment.path), "reason": str(error)})
+        raise ApiError(ErrorCode.kafka_storage_error, f"cannot write to the log: {error}") from None
 
     def opened(self) -> SharedFile:
         """Raises OSError."""
@@ -159,7 +185,7 @@ class Tail:
         if self.file is not None:
             self.file.drop()
 
-    def _undo(self, file: SharedFile, reason: str) -> None:
+    def _undo(self, file: SharedFile, failure: OSError) -> None:
         try:
             os.ftruncate(file.fd, self.segment.size)
         except OSError as error:
@@ -167,7 +193,6 @@ class Tail:
                 f"a failed write could not be undone ({error}); the log takes no more until it is reopened"
             )
             _logger.error(
-                "log refuses appends", extra={"file": str(self.segment.path), "reason": self._refusal}
+                "log refuses appends",
+                extra={"file": str(self.segment.path), "reason": self._refusal, "after": str(failure)},
             )
-        _logger.warning("append failed", extra={"file": str(self.segment.path), "reason": reason})
-        raise ApiError(ErrorCode.kafka_storage_error, f"cannot write to the log: {reason}") from None

@@ -4,15 +4,24 @@ Where the test may mount one, the disk is a real file system of a few megabytes;
 room fail as they would there.
 """
 
+import asyncio
 import errno
+import logging
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kio.schema.delete_records.v2.request import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
 from kio.schema.offset_commit.v8.request import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -20,6 +29,7 @@ from kio.schema.offset_commit.v8.request import (
 )
 from tests.unit.broker.raw_client import Client, create_topic, delete_topic, new_node, running, until
 from tests.unit.broker.wire_client import WireClient
+from tests.waiting import eventually_async
 
 from penstock.broker.node import Node
 from penstock.broker.topic_creation import create_topics_in_cluster
@@ -94,7 +104,7 @@ def disk(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     subprocess.run(["umount", str(folder)], check=True)
 
 
-async def _fill_up(client: Client, disk: Disk) -> int:
+async def _fill_up(client: Client, disk: Disk, count_before: int = 20) -> int:
     """Returns how many records were acknowledged before there was no room left."""
     count = 0
     while True:
@@ -104,7 +114,7 @@ async def _fill_up(client: Client, disk: Disk) -> int:
         assert result.error is ErrorCode.none
         assert result.offset == count
         count += 1
-        if count == 20:
+        if count == count_before:
             disk.fill()
 
 
@@ -181,6 +191,77 @@ async def test_groups_are_sent_away_and_served_once_there_is_room(tmp_path: Path
         disk.free()
         await until(lambda: node.groups._runtime._active)
         assert await _commit(member, "t") is ErrorCode.none
+
+
+async def _delete_all_records(client: WireClient, topic: str) -> ErrorCode:
+    partition = DeleteRecordsPartition(partition_index=0, offset=-1)
+    request = DeleteRecordsRequest(
+        topics=(DeleteRecordsTopic(name=topic, partitions=(partition,)),), timeout=timedelta(seconds=10)
+    )
+    response = await client.ask(request)
+    return response.topics[0].partitions[0].error_code  # type: ignore[no-any-return]
+
+
+async def _takes_records_again(client: Client, topic: str, disk: Disk) -> None:
+    if isinstance(disk, PatchedDisk):
+        disk.free()  # there, nothing that is deleted makes room
+
+    async def is_taken() -> bool:
+        return (await client.produce(topic, b"x", acks=-1)).error is ErrorCode.none
+
+    await eventually_async(is_taken)
+
+
+async def test_records_can_be_deleted_on_a_full_disk_and_make_room(tmp_path: Path, disk: Disk) -> None:
+    async with running(tmp_path) as node:
+        await create_topic(node, "t", segment_bytes="120000")
+        client = await Client.connect(node)
+        written = await _fill_up(client, disk, 60)
+        assert await _delete_all_records(await WireClient.connect(node), "t") is ErrorCode.none
+        await _takes_records_again(client, "t", disk)
+        assert node.partitions.find("t", 0).log.start_offset == written
+    async with running(tmp_path) as node:
+        log = node.partitions.find("t", 0).log
+        assert log.start_offset == written
+        assert log.end_offset > written
+
+
+async def test_topics_can_be_deleted_on_a_full_disk_and_make_room(tmp_path: Path, disk: Disk) -> None:
+    if isinstance(disk, PatchedDisk):
+        pytest.skip("the reserve of a disk that takes no writes at all cannot be used")
+    async with running(tmp_path) as node:
+        await create_topic(node, "other")
+        await create_topic(node, "t")
+        client = await Client.connect(node)
+        await _fill_up(client, disk, 60)
+        assert (await client.produce("other", bytes(5000), acks=-1)).error is ErrorCode.kafka_storage_error
+        await delete_topic(node, "t")
+        await _takes_records_again(client, "other", disk)
+    async with running(tmp_path) as node:
+        assert set(node.image.topics) == {"other"}
+
+
+async def test_a_full_disk_is_said_once_and_without_tracebacks(
+    tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    often = {"log_retention_check_interval_ms": "20", "log_flush_offset_checkpoint_interval_ms": "20"}
+    async with running(tmp_path, offsets_topic_num_partitions="1", **often) as node:
+        await node.groups.ensure_topic()
+        await create_topic(node, "t", segment_bytes="120000")
+        client, member = await Client.connect(node), await WireClient.connect(node)
+        await _fill_up(client, disk)
+        for _ in range(20):
+            await client.produce("t", bytes(50_000), acks=-1)
+            await _commit(member, "t")
+            await asyncio.sleep(0.02)
+        disk.free()
+        await _takes_records_again(client, "t", disk)
+    said = [record for record in caplog.records if record.name.startswith("penstock")]
+    assert [record.message for record in said if record.exc_info] == []
+    assert sum(record.message.startswith("disk full") for record in said) == 1
+    assert sum(record.message.startswith("disk has room again") for record in said) == 1
+    loud = Counter(record.message for record in said if record.levelno >= logging.WARNING)
+    assert max(loud.values()) <= 2, loud
 
 
 async def _commit(client: WireClient, topic: str) -> ErrorCode:

@@ -5,12 +5,13 @@ time before they have is told so; for its own readers the records are gone never
 with its checkpoints: one that is killed before, and leads before it has fetched again, shows deleted records again.
 Records that are held back until they are due are taken over by the schedule first, and are not deleted. Offset -1
 stands for the high watermark. Topics that are only compacted refuse it, and so do internal ones. The files go with
-the next round of retention.
+the next round of retention, on a full disk at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -50,6 +51,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         error = await _make_durable(ctx)
         if error is not ErrorCode.none:
             results = {topic: [_failed(part, error) for part in parts] for topic, parts in results.items()}
+        await _free_space_at_once(ctx, results)
         await _wait_for_followers(ctx, results, request.timeout.total_seconds())
     return DeleteRecordsResponse(
         throttle_time=timedelta(0),
@@ -117,6 +119,19 @@ async def _make_durable(ctx: RequestContext) -> ErrorCode:
     except OSError:
         return ErrorCode.kafka_storage_error
     return ErrorCode.none
+
+
+async def _free_space_at_once(ctx: RequestContext, results: dict[str, list[_Result]]) -> None:
+    """On a full disk nobody waits for the next round of retention. What fails here is tried again by it."""
+    node = ctx.node
+    if not node.store.space.is_full:
+        return
+    for topic, parts in results.items():
+        for part in parts:
+            partition = node.partitions.led(topic, part.partition)
+            if part.error is ErrorCode.none and partition is not None:
+                with suppress(ApiError, OSError):
+                    await node.housekeeping.apply_retention(partition)
 
 
 async def _wait_for_followers(

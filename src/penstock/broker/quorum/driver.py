@@ -225,7 +225,8 @@ class Driver:
 
     async def _save(self, election: Election) -> None:
         try:
-            await self._node.in_thread(election_file.save, self.log.directory, election)
+            save = partial(election_file.save, self.log.directory, election)
+            await self._node.in_thread(self._node.store.space.with_reserve, save)
         except OSError as error:
             # A vote that may or may not be on disk must not be given, nor given again.
             raise QuorumFailed(f"the vote cannot be saved: {error}") from error

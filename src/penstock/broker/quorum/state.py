@@ -33,6 +33,7 @@ METADATA_CONFIG: Final = LogConfig(
     cleanup_delete=False,
     max_message_bytes=2**31 - 1,
     flush="ack",
+    uses_reserve=True,
 )
 _READ_BYTES: Final = 1 << 20
 

@@ -1,0 +1,106 @@
+"""Room on the disk: a reserve for what frees space, and one answer for everything else while there is none.
+
+Deleting topics and records writes something first: a record in the metadata log, a checkpoint. On a full disk that
+would fail as any write does. So a small file is kept (`penstock-reserve`), and given up when a write finds no room.
+From then on records are refused at once, until there is room for the reserve again and as much besides.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
+from typing import Final, TypeVar
+
+RESERVE: Final = "penstock-reserve"
+RESERVE_BYTES: Final = 1 << 20
+_MARGIN_BYTES: Final = 64 << 10
+#: What a disk, or a quota, that is full says.
+NO_SPACE: Final = frozenset({ENOSPC, EDQUOT})
+
+_logger = logging.getLogger("penstock.log")
+_Result = TypeVar("_Result")
+
+
+class DiskSpace:
+    """Of one data folder. Safe in any thread."""
+
+    def __init__(self, directory: Path, reserve_bytes: int = RESERVE_BYTES) -> None:
+        self._path = directory / RESERVE
+        self._reserve_bytes = reserve_bytes
+        self._lock = threading.Lock()
+        #: Records are refused.
+        self.is_full = False
+        if not self._has_reserve() and not self._make_reserve():
+            self._now_full("no room for the reserve")
+
+    def refuse(self) -> bool:
+        """Whether records must be refused. Looks for room where there was none."""
+        if self.is_full:
+            self.look()
+        return self.is_full
+
+    def ran_out(self, error: OSError) -> None:
+        """A write has found no room: the reserve is given up for what frees space. Said once."""
+        with self._lock:
+            with suppress(OSError):
+                self._path.unlink()
+            if not self.is_full:
+                self._now_full(str(error))
+
+    def look(self) -> None:
+        """Take records again once there is room for the reserve and as much besides."""
+        with self._lock:
+            needed_bytes = max(2 * self._reserve_bytes, _MARGIN_BYTES)
+            if self.is_full and self._free_bytes() >= needed_bytes and self._make_reserve():
+                self.is_full = False
+                extra = {"folder": str(self._path.parent)}
+                _logger.warning("disk has room again: records are taken", extra=extra)
+
+    def with_reserve(self, write: Callable[[], _Result]) -> _Result:
+        """Write something small that must be written, once more where there was no room. Raises OSError."""
+        try:
+            return write()
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            self.ran_out(error)
+        return write()
+
+    def _now_full(self, reason: str) -> None:
+        self.is_full = True
+        _logger.error(
+            "disk full: records are refused until there is room; delete topics or records, or shorten retention",
+            extra={"folder": str(self._path.parent), "reason": reason},
+        )
+
+    def _has_reserve(self) -> bool:
+        try:
+            return self._path.stat().st_size == self._reserve_bytes
+        except OSError:
+            return False
+
+    def _free_bytes(self) -> int:
+        try:
+            found = os.statvfs(self._path.parent)
+        except OSError:
+            return 0
+        return found.f_bavail * found.f_frsize
+
+    def _make_reserve(self) -> bool:
+        if not self._reserve_bytes:
+            return True
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.posix_fallocate(fd, 0, self._reserve_bytes)
+                os.ftruncate(fd, self._reserve_bytes)
+            finally:
+                os.close(fd)
+        except OSError:
+            with suppress(OSError):
+                self._path.unlink()
+            return False
+        return True
