@@ -98,6 +98,11 @@ _CODECS: Final = {
 _LATER_COORDINATORS: Final = {"transactions": TRANSACTION_STATE, "share_state": SHARE_GROUP_STATE}
 
 
+#: What members of a cluster ask each other while they elect a controller, register and report: AlterPartition,
+#: Vote, BeginQuorumEpoch, EndQuorumEpoch, Envelope, FetchSnapshot, BrokerRegistration and BrokerHeartbeat.
+_PEER_APIS: Final = (56, 52, 53, 54, 58, 59, 62, 63)
+
+
 class StartFailed(Exception):
     """The node cannot start; the message tells the user why, the hint what to do."""
 
@@ -192,6 +197,8 @@ class Node:
         try:
             await self._start_http()
             await self._open_data()
+            if self._has_peers:
+                _load_for_peers()
             await self._listen()
             await self._join_quorum()
             if self.settings.is_broker:
@@ -629,6 +636,22 @@ async def _start_unless(stop: asyncio.Event, node: Node) -> bool:
         return False
     await starting
     return True
+
+
+def _load_for_peers() -> None:
+    """What a member of a cluster needs as soon as it listens.
+
+    Loaded when it is first used, it would hold up the event loop in the middle of an election: for seconds, where the
+    processor is busy, and longer than votes are waited for.
+    """
+    from penstock.broker import fetchers, isr, leader_care, relay  # noqa: F401
+    from penstock.broker.peers import load_codecs
+    from penstock.broker.quorum import asking, fetching, joining  # noqa: F401
+    from penstock.broker.routes import route
+    from penstock.cluster.controller import fencing, heartbeats  # noqa: F401
+
+    for api_key, version in load_codecs(_PEER_APIS):
+        route(api_key, version)
 
 
 def _is_of_schedule(partition: Partition | None) -> bool:

@@ -18,7 +18,7 @@ from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.produce import skip_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from penstock.broker.node import Node
 
@@ -160,6 +160,14 @@ class _Codec(NamedTuple):
     is_flexible: bool
     write: Callable[[io.BytesIO, Any], None]
     read: Callable[[memoryview, int], Any]
+
+
+def load_codecs(api_keys: Iterable[int]) -> list[tuple[int, int]]:
+    """Load now what `call` would load with the first request; returns each API with the version that is asked."""
+    found = [(api_key, APIS[api_key].max_version) for api_key in (*api_keys, FETCH)]
+    for api_key, version in found:
+        _codec(api_key, version)
+    return found[:-1]
 
 
 @cache

@@ -352,7 +352,8 @@ _CLUSTER = (
         "controller.quorum.election.timeout.ms",
         _INT,
         1000,
-        "How long a candidate waits for votes, with as much again at random.",
+        "How long a candidate waits for votes, with as much again at random. Each time that nobody wins in time it is "
+        "doubled, up to 8 times this.",
         1,
     ),
     _node(
@@ -360,10 +361,18 @@ _CLUSTER = (
         _INT,
         1500,
         "How long a controller lives without news from the leader before it stands for election, and a leader "
-        "without news from a majority before it resigns. Apache Kafka's default is 2000.",
+        "without news from a majority before it resigns. Where more than two epochs follow each other it is doubled "
+        "with each of them, up to 4 times this, until a leader has been steady. Apache Kafka's default is 2000.",
         1,
     ),
-    _node("controller.quorum.request.timeout.ms", _INT, 1000, "How long a quorum request may take.", 1),
+    _node(
+        "controller.quorum.request.timeout.ms",
+        _INT,
+        1000,
+        "How long a quorum request may take. It is doubled for a node that has not answered in time, up to 4 times "
+        "this.",
+        1,
+    ),
     _node(
         "controller.quorum.election.backoff.max.ms",
         _INT,

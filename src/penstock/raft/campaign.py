@@ -27,6 +27,7 @@ class Campaigning(Membership):
         self._run_campaign(self._campaign)
 
     def become_candidate(self) -> None:
+        self.unsteady_epochs += 1
         self._leave_role(Role.CANDIDATE)
         self.election = Election(min(self.epoch + 1, EPOCH_MAX), voted=self.local)
         self._campaign = Campaign(is_pre_vote=False, voters=self.voters.latest)
@@ -90,6 +91,9 @@ class Campaigning(Membership):
             self.deadline_ms = self.now_ms + 1 + self.draw(max(1, self.timings.backoff_max_ms))
 
     def _campaign_ran_out(self, campaign: Campaign) -> None:
+        """A campaign that was lost has been answered; one that was not takes longer the next time."""
+        if not campaign.is_lost:
+            self.elections_failed += 1
         if campaign.fallback:
             self._lose(campaign)
         elif campaign.is_pre_vote and not campaign.is_lost:

@@ -1,6 +1,7 @@
 """What all rules share: the node's state, and the pad on which they write their work down."""
 
 from collections.abc import Callable
+from typing import Final
 
 from penstock.protocol.errors import ErrorCode
 from penstock.raft.actions import Action, Answer, HighWatermark, LeaderChanged, SaveElection, Send, Token
@@ -35,6 +36,16 @@ from penstock.raft.values import (
     VoterHistory,
     VoterSet,
 )
+
+#: Each election that nobody wins doubles the time until the next, up to this often: where answers take longer than a
+#: campaign lasts, no campaign would ever end.
+ELECTION_DOUBLINGS_MAX: Final = 3
+#: So many epochs may follow each other before timeouts are taken for too short. Each one more doubles them: on machines
+#: without a processor to spare, leaders would otherwise be deposed faster than they can do anything.
+EPOCHS_IN_A_ROW: Final = 2
+TIMEOUT_DOUBLINGS_MAX: Final = 2
+#: A leader ends the row when it is heard for this many timeouts without a silence as long as one of them.
+STEADY_TIMEOUTS: Final = 10
 
 
 class HistoryLost(Exception):
@@ -73,6 +84,10 @@ class Core:
         self.now_ms = 0
         self.deadline_ms: int | None = None
         self.question = Question()
+        #: Campaigns that ran out of time since a leader was last heard.
+        self.elections_failed = 0
+        #: Epochs that have begun since there was a steady leader.
+        self.unsteady_epochs = 0
         #: The last epoch of which its leader itself said that it is over.
         self.ended_epoch = -1
         #: A change of the log was handed out, and the log view has not moved yet.
@@ -237,15 +252,32 @@ class Core:
     # Times
 
     def _random_election_timeout_ms(self) -> int:
-        return self.timings.election_timeout_ms + self.draw(self.timings.election_timeout_ms)
+        doublings = min(max(self.elections_failed, self._timeout_doublings), ELECTION_DOUBLINGS_MAX)
+        timeout_ms = self.timings.election_timeout_ms << doublings
+        return timeout_ms + self.draw(timeout_ms)
+
+    @property
+    def fetch_timeout_ms(self) -> int:
+        """How long a leader, or a leader's majority, may be silent."""
+        return self.timings.fetch_timeout_ms << self._timeout_doublings
+
+    @property
+    def _timeout_doublings(self) -> int:
+        return min(max(self.unsteady_epochs - EPOCHS_IN_A_ROW, 0), TIMEOUT_DOUBLINGS_MAX)
+
+    def _steady_since(self, since_ms: int, heard_ms: int) -> int:
+        """Since when there has been no silence, now that a peer is heard which was last heard at `heard_ms`."""
+        timeout_ms = self.timings.fetch_timeout_ms
+        if self.now_ms - heard_ms >= timeout_ms:
+            return self.now_ms
+        if self.now_ms - since_ms >= STEADY_TIMEOUTS * timeout_ms:
+            self.unsteady_epochs = 0
+        return since_ms
 
     def _follower_deadline_ms(self) -> int:
         """Followers that lost their leader at the same moment do not all stand at the same moment."""
-        return (
-            self.now_ms
-            + self.timings.fetch_timeout_ms
-            + self.draw(max(1, self.timings.fetch_timeout_ms // 10))
-        )
+        timeout_ms = self.fetch_timeout_ms
+        return self.now_ms + timeout_ms + self.draw(max(1, timeout_ms // 10))
 
     def _soon_ms(self, doubts: int = 0) -> int:
         """Little enough to matter to nobody, random enough that two do not stand at once."""

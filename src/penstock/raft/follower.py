@@ -98,8 +98,10 @@ class Following(Voting):
         self.question.retry_ms = self.now_ms + self.timings.retry_ms
 
     def _heard_leader(self, follower: Follower) -> None:
+        follower.steady_ms = self._steady_since(follower.steady_ms, follower.since_ms)
         follower.since_ms, follower.is_heard = self.now_ms, True
         follower.is_suspect, follower.doubts = False, 0
+        self.elections_failed = 0
         self.deadline_ms = self._follower_deadline_ms()
 
     def _take_in(self, follower: Follower, reply: FetchReply) -> None:

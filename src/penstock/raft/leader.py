@@ -13,6 +13,7 @@ class Leading(Roles):
     def become_leader(self, granted: set[int]) -> None:
         assert self.election.voted == self.local, "a leader has voted for itself"
         granting = tuple(key for key in self.voters.latest.keys if key.id in granted)
+        self.elections_failed = 0
         self._leave_role(Role.LEADER)
         self.election = self.election._replace(leader_id=self.local.id)
         self._leader = Leader(since_ms=self.now_ms, epoch_start_offset=self.log.end_offset)
@@ -113,7 +114,7 @@ class Leading(Roles):
         if others_needed <= 0:
             return None
         heard = sorted((self._progress_of(key).heard_ms for key in self.other_voters), reverse=True)
-        return heard[others_needed - 1] + self.timings.fetch_timeout_ms
+        return heard[others_needed - 1] + self.fetch_timeout_ms
 
     def has_lost_quorum(self) -> bool:
         deadline_ms = self.quorum_deadline_ms()

@@ -47,6 +47,7 @@ class Roles(Core):
     def _enter_epoch(self, epoch: int) -> None:
         assert epoch >= self.epoch, f"epochs never go back: {epoch} after {self.epoch}"
         if epoch > self.epoch:
+            self.unsteady_epochs += 1
             self.election = Election(epoch)
 
     def _leave_role(self, role: Role) -> None:

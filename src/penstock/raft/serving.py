@@ -76,9 +76,10 @@ class Serving(Leading):
     def _hear(self, replica: ReplicaKey) -> Progress:
         assert self._leader
         progress = self._progress_of(replica)
-        progress.heard_ms = self.now_ms
         if self.voters.latest.is_voter(replica):
+            self._leader.steady_ms = self._steady_since(self._leader.steady_ms, progress.heard_ms)
             self._announce_later(replica.id)
+        progress.heard_ms = self.now_ms
         return progress
 
     def _note_fetch(self, request: FetchRequest) -> None:

@@ -42,6 +42,7 @@ class Follower(_State):
         "leader_high_watermark",
         "leader_id",
         "since_ms",
+        "steady_ms",
     )
 
     def __init__(
@@ -49,6 +50,8 @@ class Follower(_State):
     ) -> None:
         self.leader_id = leader_id
         self.leader_addresses = leader_addresses
+        #: Since when it has been heard without a break.
+        self.steady_ms = since_ms
         #: When the leader itself was last heard, or this began: elections wait from here.
         self.since_ms = since_ms
         #: Whether the leader itself was heard: a third party's word does not speak against an election.
@@ -135,10 +138,12 @@ class VoterChange(_State):
 
 
 class Leader(_State):
-    __slots__ = ("announce_ms", "change", "epoch_start_offset", "parked", "progress", "since_ms")
+    __slots__ = ("announce_ms", "change", "epoch_start_offset", "parked", "progress", "since_ms", "steady_ms")
 
     def __init__(self, *, since_ms: int, epoch_start_offset: int) -> None:
         self.since_ms = since_ms
+        #: Since when no voter has fallen silent for long and come back.
+        self.steady_ms = since_ms
         self.epoch_start_offset = epoch_start_offset
         self.progress: dict[ReplicaKey, Progress] = {}
         self.parked: dict[ReplicaKey, ParkedFetch] = {}

@@ -75,7 +75,7 @@ class Voting(Campaigning):
             return self.role is Role.LEADER
         if self._follower.is_suspect or not self._follower.is_heard:
             return False
-        return self.now_ms < self._follower.since_ms + self.timings.fetch_timeout_ms
+        return self.now_ms < self._follower.since_ms + self.fetch_timeout_ms
 
     def is_up_to_date(self, request: VoteRequest) -> bool:
         return (request.last.epoch, request.last.offset) >= (self.last.epoch, self.last.offset)

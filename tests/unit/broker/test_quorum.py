@@ -16,8 +16,11 @@ from tests.unit.broker.quorum_harness import Cluster, Member, until, within
 from penstock.broker.quorum import joining
 from penstock.broker.quorum.asking import ask
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.raft.messages import VoteRequest
+from penstock.raft.actions import Send
+from penstock.raft.messages import EndEpochRequest, VoteRequest
 from penstock.raft.values import OffsetAndEpoch, Voter
+
+_ELSEWHERE = 99
 
 
 @asynccontextmanager
@@ -337,3 +340,44 @@ async def test_a_leader_with_nothing_to_say_keeps_its_place(tmp_path: Path) -> N
         await cluster.start()
         timings = cluster.members[1].quorum.driver.core.timings
         assert timings.fetch_wait_ms * 2 < timings.fetch_timeout_ms
+
+
+async def test_a_member_that_stood_still_reads_what_has_arrived_before_it_misses_anyone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster_of(tmp_path) as cluster:
+        await cluster.start()
+        driver, loop = (await cluster.active()).quorum.driver, asyncio.get_running_loop()
+        driver._disarm()
+        driver._arm()
+        posted: list[object] = []
+        monkeypatch.setattr(driver, "post", posted.append)
+        now = loop.time()
+        driver._tick(now - 0.2)
+        assert not posted
+        assert driver._timer is not None
+        assert driver._timer.when() >= now + 0.2, "others get the time that this node stood still"
+        driver._tick(now - 5.0)
+        assert posted == [driver.core.tick], "but only once"
+
+
+async def test_who_does_not_answer_in_time_gets_more_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patiences: list[int] = []
+
+    async def slow(node: Any, where: Any, request: Any, *, patience: int) -> Any:
+        if where != _ELSEWHERE:
+            return await ask(node, where, request, patience=patience)
+        patiences.append(patience)
+        if len(patiences) < 5:
+            raise TimeoutError
+        return None
+
+    monkeypatch.setattr("penstock.broker.quorum.asking.ask", slow)
+    async with cluster_of(tmp_path) as cluster:
+        await cluster.start()
+        driver = (await cluster.active()).quorum.driver
+        for _ in range(6):
+            await driver._ask(Send(_ELSEWHERE, EndEpochRequest(epoch=1, leader_id=1, successors=())))
+    assert patiences == [1, 2, 4, 4, 4, 1]

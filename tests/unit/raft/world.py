@@ -229,6 +229,10 @@ class World:
     def latency_ms(self) -> int:
         return 1
 
+    def answer_ms_max(self) -> int:
+        """How long an answer is waited for."""
+        return self.timings.fetch_wait_ms + 300
+
     def sync_ms(self) -> int:
         return 1
 
@@ -278,7 +282,7 @@ class World:
         target = self.members.get(send.to) if send.to is not None else self._bootstrap(sender)
         call = Call(sender, send, target)
         self.calls.append(call)
-        self.after(self.timings.fetch_wait_ms + 300, self._answer, call, None, False)
+        self.after(self.answer_ms_max(), self._answer, call, None, False)
         if target is None:
             self.after(self.latency_ms(), self._answer, call, None, False)
             return

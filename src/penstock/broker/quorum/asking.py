@@ -39,10 +39,13 @@ FETCH_BYTES_MAX: Final = 8 << 20
 _VOTE, _BEGIN, _END, _FETCH, _FETCH_SNAPSHOT = 52, 53, 54, 1, 59
 
 
-async def ask(node: Node, where: Where, request: Request) -> PeerReply:
-    """Raises PeerUnreachable, TimeoutError, and ApiError when the request is refused as a whole."""
+async def ask(node: Node, where: Where, request: Request, *, patience: int = 1) -> PeerReply:
+    """`patience` times the time that a request may take.
+
+    Raises PeerUnreachable, TimeoutError, and ApiError when the request is refused as a whole.
+    """
     cluster_id = node.cluster_id or None
-    timeout_s = node.settings.integer("controller.quorum.request.timeout.ms") / 1000
+    timeout_s = patience * node.settings.integer("controller.quorum.request.timeout.ms") / 1000
     call = partial(node.peers.call, where, timeout_s=timeout_s, purpose=QUORUM)
     match request:
         case VoteRequest():

@@ -51,6 +51,11 @@ _REFUSED_REST_S: Final = 0.2
 _FAREWELL_S: Final = 0.5
 #: How long a leader keeps a fetch that it has nothing to say to.
 _FETCH_WAIT_MS_MAX: Final = 500
+#: A timer that is called this much too late: the process stood still, or gets too little of the processor.
+_LATE_S: Final = 0.1
+#: How often the time for an answer is doubled. A late answer is lost with its connection, so where each one takes
+#: longer than a request may, none would ever count.
+_PATIENCE_DOUBLINGS_MAX: Final = 2
 
 
 class Owner(Protocol):
@@ -100,7 +105,10 @@ class Driver:
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms: int | None = None
+        self._has_waited = False
+        self._missed: dict[object, int] = {}  # requests in a row without an answer in time, by who was asked
         self._after: deque[Event] = deque()  # what an action owes the core once all of its call are done
+        self._grace_s = self.core.timings.fetch_timeout_ms / 1000
         self._is_syncing = self._wants_sync = False
         self._bootstrap = 0
         self._refusal: ErrorCode | None = None
@@ -173,16 +181,22 @@ class Driver:
             return
         self._disarm()
         if deadline_ms is not None and not self.is_stopped:
-            self._armed_ms = deadline_ms
+            self._armed_ms, self._has_waited = deadline_ms, False
             # A millisecond late, so that the deadline has passed by the core's whole numbers.
-            self._timer = self._loop.call_at((deadline_ms + 1) / 1000, self._tick)
+            self._timer = self._loop.call_at((deadline_ms + 1) / 1000, self._tick, (deadline_ms + 1) / 1000)
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._armed_ms = None
 
-    def _tick(self) -> None:
+    def _tick(self, due: float) -> None:
+        """A node that stood still has heard nobody meanwhile: what has arrived is read before anyone is missed."""
+        late_s = self._loop.time() - due
+        if late_s > _LATE_S and not self._has_waited:
+            self._has_waited = True
+            self._timer = self._loop.call_later(min(late_s, self._grace_s), self._tick, due)
+            return
         self._timer = self._armed_ms = None
         self.post(self.core.tick)
 
@@ -331,11 +345,15 @@ class Driver:
         where = send.to if send.to is not None else self._next_bootstrap_server()
         if where is None:
             return None, False
+        missed = self._missed.pop(where, 0)
         try:
-            reply = await ask(self._node, where, send.request)
+            reply = await ask(
+                self._node, where, send.request, patience=1 << min(missed, _PATIENCE_DOUBLINGS_MAX)
+            )
         except PeerUnreachable as error:
             return None, error.refused
         except TimeoutError:
+            self._missed[where] = missed + 1
             return None, False
         except ApiError as error:
             self._report_refusal(where, error)
