@@ -191,18 +191,23 @@ class World:
             self.topics.put(topic.name, topic.partitions)
 
     def check(self) -> None:
-        """No task is active at two members, and no process has a task twice, in the view of the clients."""
+        """No task is active at two members, and no process has a task twice, in the view of the clients.
+
+        A client may take a task at any time after it has heard of it, so what it was assigned counts as its own.
+        """
         active: dict[tuple[str, int], str] = {}
         in_process: dict[tuple[str, tuple[str, int]], str] = {}
         for client in self.clients.values():
             if client.member_id not in self.group.members:
                 continue  # it was removed, and will hear of it
-            for task in TaskSets(active=client.owned.active).every():
+            held = client.owned.merged(client.assigned)
+            for task in TaskSets(active=held.active).every():
                 assert task not in active, f"{task} is active at {active[task]} and {client.member_id}"
                 active[task] = client.member_id
-            for task in client.owned.every():
+            for task in held.every():
                 place = (client.process_id, task)
-                assert place not in in_process, f"{task} is at {in_process[place]} and {client.member_id}"
+                other = in_process.get(place, client.member_id)
+                assert other == client.member_id, f"{task} is at {other} and {client.member_id}"
                 in_process[place] = client.member_id
 
     def converge(self) -> None:
