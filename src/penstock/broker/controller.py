@@ -150,7 +150,7 @@ class Controller:
                 silent_ms=self._silent_ms(registration),
                 rules=self.rules(),
             )
-            return with_feature_levels(image, joined, raise_them=False)
+            return with_feature_levels(node, image, joined, raise_them=False)
 
         epoch = await self.propose(decide)
         self.sessions.contacted(broker_id, epoch, self._now_ms())

@@ -40,6 +40,14 @@ class DynamicSettings:
         assert isinstance(value, bool), (name, value)
         return value
 
+    def overruled(self) -> list[str]:
+        """Settings that were given to this node at its start and have no effect, as others were set at run time."""
+        return sorted(
+            name
+            for name, value in self._altered.items()
+            if name in self._settings.origins and self._settings[name] != value
+        )
+
     def watch(self, names: Iterable[str], changed: Callable[[], None]) -> None:
         """Call `changed` whenever one of these has another value."""
         watched = frozenset(names)

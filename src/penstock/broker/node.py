@@ -36,6 +36,7 @@ from penstock.broker.quorum.snapshots import DamagedSnapshot
 from penstock.broker.server import Server
 from penstock.broker.settings import Settings
 from penstock.broker.settings_table import REPLICA_SELECTORS
+from penstock.cluster.controller.features import ELIGIBLE_LEADER_REPLICAS
 from penstock.cluster.delta import ImageDelta
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.names import CLUSTER_METADATA, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
@@ -140,9 +141,11 @@ class Feature(NamedTuple):
 
 
 #: metadata.version 23 (Kafka 4.0-IV1) is the one whose record formats are written here. The others promise
-#: transactions that bump epochs, the server-side consumer protocol, share groups and streams groups.
+#: transactions that bump epochs, the server-side consumer protocol, share groups and streams groups. Eligible leader
+#: replicas (KIP-966) are always kept, so that they cannot be switched off.
 SUPPORTED_FEATURES: Final = (
     Feature("metadata.version", 23, 23),
+    Feature(ELIGIBLE_LEADER_REPLICAS, 1, 1),
     Feature("transaction.version", 0, 2),
     Feature("group.version", 0, 1),
     Feature("share.version", 0, 1),
@@ -307,6 +310,8 @@ class Node:
         await self.metadata.follow(self.lifecycle.broker_epoch)
         if len(self.partitions.lost):
             await self.partitions.lost.told()
+        if overruled := self.dynamic.overruled():
+            logger.warning("settings of this node that the cluster overrules", extra={"settings": overruled})
         self.lifecycle.ready()
         await self.lifecycle.unfenced()
         self.spawn(self._start_coordinators())
@@ -499,7 +504,10 @@ class Node:
 
     def features(self) -> list[Feature]:
         levels = self.image.features
-        return [feature._replace(level=levels.get(feature.name, 0)) for feature in SUPPORTED_FEATURES]
+        return [
+            feature._replace(level=max(feature.level_min, levels.get(feature.name, 0)))
+            for feature in SUPPORTED_FEATURES
+        ]
 
     def prepare_batch(self, partition: Partition, records: bytearray) -> bytearray | memoryview:
         """Blocking: what a topic that must be looked into makes of a batch. Raises ApiError."""

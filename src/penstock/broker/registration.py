@@ -10,6 +10,7 @@ from uuid import UUID
 from penstock.cluster.controller.brokers import BrokerRegistration, restart_sole_broker
 from penstock.cluster.controller.features import set_feature_levels
 from penstock.cluster.decision import Decision
+from penstock.cluster.guarantees import MIN_ISR
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.records import BrokerEndpoint, BrokerFeature
 from penstock.protocol.errors import ApiError
@@ -61,7 +62,7 @@ async def register_alone(node: Node, registration: BrokerRegistration) -> int:
         joined = restart_sole_broker(
             image, registration, broker_epoch=node.metadata.next_offset, rules=node.controller.rules()
         )
-        return with_feature_levels(image, joined, raise_them=True)
+        return with_feature_levels(node, image, joined, raise_them=True)
 
     try:
         return await node.controller.propose(decide)
@@ -69,7 +70,9 @@ async def register_alone(node: Node, registration: BrokerRegistration) -> int:
         raise StartFailed(f"{node.settings.data_dir}: {error.message or error.code.name}") from None
 
 
-def with_feature_levels(image: ClusterImage, joined: Decision[int], *, raise_them: bool) -> Decision[int]:
+def with_feature_levels(
+    node: Node, image: ClusterImage, joined: Decision[int], *, raise_them: bool
+) -> Decision[int]:
     """The first broker brings the cluster's feature levels; later `raise_them` or UpdateFeatures changes them."""
     from penstock.broker.node import SUPPORTED_FEATURES
 
@@ -77,8 +80,16 @@ def with_feature_levels(image: ClusterImage, joined: Decision[int], *, raise_the
         return joined
     after = image.fork()
     after.apply(joined.records)
-    levels = set_feature_levels(after, {f.name: f.level_max for f in SUPPORTED_FEATURES})
+    wanted = {f.name: f.level_max for f in SUPPORTED_FEATURES}
+    levels = set_feature_levels(after, wanted, isr_min=given_isr_min(node))
     return Decision((*joined.records, *levels.records), joined.reply, joined.unclean)
+
+
+def given_isr_min(node: Node) -> str | None:
+    """The min.insync.replicas that this node was started with; None where nobody chose one."""
+    if MIN_ISR not in node.settings.origins:
+        return None
+    return str(node.settings.integer(MIN_ISR))
 
 
 def registration_request(node: Node, incarnation: UUID, last_epoch: int) -> Any:

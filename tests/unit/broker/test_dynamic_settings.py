@@ -179,3 +179,42 @@ async def test_verification_of_transactions_can_be_switched(tmp_path: Path) -> N
         assert await alter(client, HERE, {"transaction.partition.verification.enable": "false"}) == OK
         assert not admission._verifies
         await client.close()
+
+
+async def test_with_eligible_leader_replicas_one_minimum_counts_for_all_brokers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Apache Kafka with eligible.leader.replicas.version 1: what the cluster was founded with, not what files say."""
+    async with running(tmp_path, min_insync_replicas="2") as node:
+        await create_topic(node, "t")
+        client = await WireClient.connect(node)
+        (feature,) = (f for f in node.features() if f.name == "eligible.leader.replicas.version")
+        assert (feature.level_min, feature.level, feature.level_max) == (1, 1, 1)
+        for resource in (HERE, (ResourceType.TOPIC, "t")):
+            shown = (await described(client, resource, "min.insync.replicas"))["min.insync.replicas"]
+            assert (shown.value, shown.config_source) == ("2", ConfigSource.DYNAMIC_DEFAULT_BROKER)
+        assert await alter(client, HERE, {"min.insync.replicas": "1"}) == (
+            ErrorCode.invalid_config,
+            "Broker-level min.insync.replicas cannot be altered while ELR is enabled.",
+        )
+        assert await alter(client, EVERYWHERE, {"min.insync.replicas": None}) == (
+            ErrorCode.invalid_config,
+            "Cluster-level min.insync.replicas cannot be removed while ELR is enabled.",
+        )
+        assert await alter(client, EVERYWHERE, {"min.insync.replicas": "3"}) == OK
+        await client.close()
+    async with running(tmp_path, min_insync_replicas="2") as node:
+        assert node.partitions.find("t", 0).min_insync_replicas == 3
+        assert node.dynamic.overruled() == ["min.insync.replicas"]
+    assert "settings of this node that the cluster overrules" in caplog.messages
+
+
+async def test_a_minimum_that_nobody_chose_is_not_written_down(tmp_path: Path) -> None:
+    """So that it can still be chosen in the files of the nodes when one node grows into three."""
+    async with running(tmp_path) as node:
+        assert node.image.config(ResourceType.BROKER, "") == {}
+        await create_topic(node, "t")
+        assert node.partitions.find("t", 0).min_insync_replicas == 1
+    async with running(tmp_path, min_insync_replicas="2") as node:
+        assert node.partitions.find("t", 0).min_insync_replicas == 2
+        assert node.dynamic.overruled() == []

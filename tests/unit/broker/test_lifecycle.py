@@ -249,6 +249,10 @@ async def test_a_broker_that_was_forgotten_registers_again(tmp_path: Path) -> No
     await cluster.stop()
 
 
+def _levels_said(caplog: pytest.LogCaptureFixture) -> list[int]:
+    return [record.levelno for record in caplog.records if record.name == "penstock.lifecycle"]
+
+
 @in_virtual_time
 async def test_a_broker_that_is_cut_off_says_so_once_and_comes_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -260,8 +264,9 @@ async def test_a_broker_that_is_cut_off_says_so_once_and_comes_back(
         assert cluster[1].image.brokers[2].fenced
         cluster.cuts.clear()
         await until(lambda: not cluster[1].image.brokers[2].fenced)
-    said = [record for record in caplog.records if record.name == "penstock.lifecycle"]
-    assert [record.levelno for record in said] == [logging.WARNING, logging.INFO]
+        # The broker hears of it after the controller.
+        await until(lambda: len(_levels_said(caplog)) >= 2)
+    assert _levels_said(caplog) == [logging.WARNING, logging.INFO]
     await cluster.stop()
 
 

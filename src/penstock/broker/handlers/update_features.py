@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from penstock.broker.context import RequestContext
+from penstock.broker.registration import given_isr_min
 from penstock.cluster.controller.features import set_feature_levels
 from penstock.cluster.decision import Decision
 from penstock.cluster.image import ClusterImage
@@ -22,7 +23,8 @@ _ONE_RESULT_FROM: Final = 2
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     def decide(image: ClusterImage) -> Decision[None]:
-        decision = set_feature_levels(image, _wanted(ctx, image, request))
+        wanted = _wanted(ctx, image, request)
+        decision = set_feature_levels(image, wanted, isr_min=given_isr_min(ctx.node))
         return Decision((), None) if request.validate_only else decision
 
     await ctx.node.metadata.propose(decide)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.cluster.client_metrics import CLIENT_METRICS_SETTINGS, validate_client_metrics
 from penstock.cluster.controller.leadership import all_partitions
@@ -57,6 +57,8 @@ class ConfigRules:
     node_settings: Mapping[str, Setting]
     node: tuple[Layer, ...] = ()
 
+
+_EVERY_BROKER: Final = ConfigResource(ResourceType.BROKER, "")
 
 Values = dict[str, str]
 Merge = Callable[["_Resource", tuple[ConfigChange, ...]], Values]
@@ -132,6 +134,10 @@ def _alter_one(
     current = image.configs.get(item.resource, {})
     wanted = merge(resource, item.changes)
     resource.validate(wanted)
+    if item.resource == _EVERY_BROKER and MIN_ISR in current and MIN_ISR not in wanted:
+        # The brokers' own values, which may differ, must not count again.
+        message = f"Cluster-level {MIN_ISR} cannot be removed while ELR is enabled."
+        raise ApiError(ErrorCode.invalid_config, message)
     # In the order of the names, so that the same request always gives the same records.
     return [
         ConfigRecord(
@@ -289,7 +295,8 @@ def _refuse_for_one_broker(name: str, changes: tuple[ConfigChange, ...]) -> None
     """The controller decides who is eligible by these, so every leader has to go by the same ones."""
     for change in changes:
         if name and change.name in (MIN_ISR, FLUSH) and change.value is not None:
-            raise ApiError(ErrorCode.invalid_config, f"Broker-level {change.name} cannot be altered.")
+            message = f"Broker-level {change.name} cannot be altered while ELR is enabled."
+            raise ApiError(ErrorCode.invalid_config, message)
 
 
 def _refuse_nameless_group(name: str) -> None:
