@@ -184,7 +184,7 @@ async def test_verification_of_transactions_can_be_switched(tmp_path: Path) -> N
 async def test_with_eligible_leader_replicas_one_minimum_counts_for_all_brokers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As Apache Kafka with eligible.leader.replicas.version 1: what the cluster was founded with, not what files say."""
+    """As Apache Kafka with eligible.leader.replicas.version 1: what the founder was given, not what files say."""
     async with running(tmp_path, min_insync_replicas="2") as node:
         await create_topic(node, "t")
         client = await WireClient.connect(node)

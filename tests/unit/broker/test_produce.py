@@ -13,6 +13,7 @@ from tests.unit.broker.raw_client import (
     batch_of,
     create_topic,
     delete_topic,
+    fetch_v7,
     produce,
     produce_many,
     produced,
@@ -20,6 +21,7 @@ from tests.unit.broker.raw_client import (
     set_config,
     until,
 )
+from tests.unit.broker.raw_client import fetched as _fetched
 
 from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
@@ -74,6 +76,23 @@ async def test_acks_all_waits_for_the_sync_and_acks_one_does_not(node: Node, gat
     gate.open()
     assert produced((await everyone.reply())[1])[0].offset == 0
     await until(lambda: node.partitions.find("t", 0).high_watermark == 2)
+
+
+@pytest.mark.parametrize(("flush", "readable_at_once"), [("ack", False), ("interval", True), ("never", True)])
+async def test_what_acks_one_has_acknowledged_is_read_once_it_is_synced_or_at_once(
+    node: Node, gate: FlushGate, flush: str, readable_at_once: bool
+) -> None:
+    """Under flush policy ack no consumer sees what a power cut could take back; the others do as Apache Kafka."""
+    await create_topic(node, "t", penstock_flush=flush)
+    client = await Client.connect(node)
+    gate.close()
+    assert (await client.produce("t", b"a", acks=1)).error is ErrorCode.none
+    fetched = (await client.fetch([("t", 0, 0)])).one()
+    assert (bool(fetched.records), fetched.high_watermark) == (readable_at_once, int(readable_at_once))
+    waiting = await Client.connect(node)
+    waiting.writer.write(fetch_v7([("t", 0, 0)], max_wait_ms=60_000))
+    gate.open()
+    assert _fetched((await waiting.reply())[1]).one().records, "a reader that waits gets it with the sync"
 
 
 async def test_what_is_appended_while_a_sync_runs_waits_for_the_next(node: Node, gate: FlushGate) -> None:
