@@ -11,7 +11,7 @@ from penstock.spark.pipelines import assembly
 from penstock.spark.pipelines.declaration import Pipeline
 from penstock.spark.pipelines.settings import RunSettings
 
-WITHIN_S = 110.0
+WITHIN_S = 600.0
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.spark.source.topics import Topics
 
 from penstock.spark.claims import skipped
 
-WITHIN_S = 60.0
+WITHIN_S = 600.0
 CONTRACT = "at-most-once"
 Frame = Any
 

@@ -14,7 +14,7 @@ from penstock.spark.pipelines.assembly import start
 from penstock.spark.pipelines.declaration import Pipeline
 from penstock.spark.pipelines.settings import RunSettings
 
-WITHIN_S = 110.0
+WITHIN_S = 600.0
 
 
 class Line:

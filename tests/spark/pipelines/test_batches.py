@@ -144,10 +144,10 @@ def test_retries_come_back_when_due(line, declare, tmp_path):
     line.topics.fill(retries, [foreign])
     running = start(line.spark, declared, line.settings(declared, once=False))
     try:
-        eventually(lambda: line.messages(f"{source}.dlq"), within_s=60, what="a dead letter")
+        eventually(lambda: line.messages(f"{source}.dlq"), within_s=600, what="a dead letter")
         mended.touch()
         line.put(source, {"id": "late"}, partition=1)
-        eventually(lambda: len(line.rows(sink)) >= 2, within_s=60, what="what was tried again")
+        eventually(lambda: len(line.rows(sink)) >= 2, within_s=600, what="what was tried again")
     finally:
         for query in running:
             query.stop()

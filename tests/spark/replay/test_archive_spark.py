@@ -12,7 +12,7 @@ from penstock.spark.pipelines import assembly
 from penstock.spark.pipelines.settings import RunSettings
 from penstock.spark.replay import ReplayError
 
-WITHIN_S = 110.0
+WITHIN_S = 600.0
 
 
 @pytest.fixture

@@ -19,8 +19,6 @@ from penstock.spark.pipelines.places import CheckpointMoved
 from penstock.spark.pipelines.runner import Launch, Outcome, Runner
 from penstock.spark.pipelines.status import Extent, State, Status, statuses
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def topics(broker: Any) -> Topics:

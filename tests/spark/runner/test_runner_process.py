@@ -21,8 +21,8 @@ from penstock.spark.pipelines.status import measured, statuses
 
 EXAMPLE = Path(__file__).with_name("example.py")
 #: Spark takes seconds to start where nobody else is at work, and longer where tests run side by side.
-PATIENCE_S = 300
-pytestmark = pytest.mark.timeout(900)
+PATIENCE_S = 800
+pytestmark = pytest.mark.timeout(1800)
 
 
 class Shell:

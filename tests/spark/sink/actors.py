@@ -14,7 +14,7 @@ from unittest import mock
 from penstock.client.producing import RawProducer
 from penstock.spark import concluding, decisions, writing
 
-TURN_TIMEOUT_S = 60.0
+TURN_TIMEOUT_S = 300.0
 #: Some are so slow that the others have gone far ahead before they do anything.
 PACES = (1, 1, 1, 0.1, 0.02)
 Gates = tuple[tuple[Any, str], ...]

@@ -18,7 +18,7 @@ def is_at_rest(cluster: Cluster, places: list[Place]) -> bool:
     return all(ends[0][place].offset == ends[1][place].offset for place in places)
 
 
-def await_rest(cluster: Cluster, places: list[Place], within_s: float = 5) -> None:
+def await_rest(cluster: Cluster, places: list[Place], within_s: float = 120) -> None:
     """Markers are written a moment after a transaction has ended."""
     eventually(lambda: is_at_rest(cluster, places), within_s=within_s, what="the end of all transactions")
 

@@ -21,7 +21,7 @@ from penstock.spark.sink_options import SinkOptions
 from penstock.spark.sink_rows import SinkColumns
 from penstock.spark.writing import Names, write_exactly_once
 
-WITHIN_S = 60.0
+WITHIN_S = 600.0
 #: More than 10,000 bytes, however they are compressed.
 LARGE = "array_join(transform(sequence(1, 500), n -> sha2(string(n), 256)), '')"
 HEADERS = "array(named_struct('key', 'h', 'value', binary('x')), named_struct('key', 'n', 'value', null))"

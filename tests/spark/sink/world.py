@@ -132,10 +132,10 @@ class World:
 
     # What readers see
 
-    def check(self) -> None:
+    def check(self, within_s: float = 120.0) -> None:
         places = [(self.topic, index) for index in range(PARTITIONS)]
         with self.topics.cluster() as cluster:
-            await_rest(cluster, places)
+            await_rest(cluster, places, within_s)
             found = committed_numbers(self.topics, cluster, places)
         assert found == list(range(BATCHES * ROWS)), f"rows are lost or doubled: {found}"
 

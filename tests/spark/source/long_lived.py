@@ -26,7 +26,7 @@ from tests.spark.source.topics import Topics
 from tests.spark.standalone import QUICK_JAVA
 from tests.waiting import eventually
 
-WITHIN_S = 120.0
+WITHIN_S = 600.0
 PARTITIONS, PARTITIONS_MAX = 2, 8
 ROWS = 20
 MADE_ANEW = "the topic was deleted and created anew"

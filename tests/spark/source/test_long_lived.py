@@ -19,7 +19,6 @@ def life(tmp_path: Path) -> Iterator[Life]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_each_row_once_whatever_happens_to_a_query(life):
     every = {"leader_dies": 2, "partitions_are_added": 1, "driver_dies": 3, "topic_is_made_anew": 3}
     live(life, 3, every)
