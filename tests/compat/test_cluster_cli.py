@@ -21,7 +21,9 @@ from penstock.cli.cluster_findings import findings
 from penstock.cli.cluster_status import as_document
 from penstock.cli.cluster_view import look
 
-TIMEOUT_S = 60
+#: Nodes start in a second where nobody else is at work, and take much longer where tests run side by side.
+TIMEOUT_S = 300
+pytestmark = pytest.mark.timeout(900)
 QUICK = [
     "--set=broker.session.timeout.ms=1500",
     "--set=broker.heartbeat.interval.ms=300",
@@ -155,13 +157,21 @@ def test_one_node_grows_into_three_with_its_data(tmp_path: Path) -> None:
 
     with cluster(tmp_path, "--nodes", "3") as grown:
         grown.await_ready()
-        eventually(lambda: len(status(grown.bootstrap)["quorum"]["voters"]) == 3, what="three voters")
+        eventually(
+            lambda: len(status(grown.bootstrap)["quorum"]["voters"]) == 3,
+            within_s=TIMEOUT_S,
+            what="three voters",
+        )
         eventually(
             lambda: not _low_internal_topics(grown.bootstrap), what="internal topics with three copies"
         )
         run("cluster", "rebalance", "-b", grown.bootstrap, "--replication-factor", "3", "--yes")
         os.kill(grown.pid(1), signal.SIGKILL)
-        eventually(lambda: _state_of(grown.bootstrap, 1) != "active", what="node 1 noticed as gone")
+        eventually(
+            lambda: _state_of(grown.bootstrap, 1) != "active",
+            within_s=TIMEOUT_S,
+            what="node 1 noticed as gone",
+        )
         others = ",".join(grown.bootstrap.split(",")[1:])
         # What the one node had, and how far its group had come, is with the others by now.
         assert run("consume", "orders", "-e", "-b", others)[0].split() == ["one", "two"]
@@ -183,12 +193,24 @@ def test_a_node_that_dies_and_loses_its_disk_is_told_and_comes_back(tmp_path: Pa
         killed = running.pid(2)
         os.kill(killed, signal.SIGKILL)
         shutil.rmtree(tmp_path / "node-2")
-        eventually(lambda: "node 2 has ended (killed by SIGKILL)" in running.text, what="the news")
+        eventually(
+            lambda: "node 2 has ended (killed by SIGKILL)" in running.text,
+            within_s=TIMEOUT_S,
+            what="the news",
+        )
         run("produce", "orders", "-b", running.bootstrap, given="one\n")
         eventually(lambda: "node 2 is back" in running.text, within_s=TIMEOUT_S, what="its return")
         assert running.pid(2) != killed
-        eventually(lambda: not status(running.bootstrap)["troubles"], what="everything in sync and in place")
-        eventually(lambda: len(status(running.bootstrap)["quorum"]["voters"]) == 3, what="its vote back")
+        eventually(
+            lambda: not status(running.bootstrap)["troubles"],
+            within_s=TIMEOUT_S,
+            what="everything in sync and in place",
+        )
+        eventually(
+            lambda: len(status(running.bootstrap)["quorum"]["voters"]) == 3,
+            within_s=TIMEOUT_S,
+            what="its vote back",
+        )
         assert run("consume", "orders", "-e", "-b", running.bootstrap)[0] == "one\n"
 
 
@@ -201,7 +223,7 @@ def test_a_running_cluster_restarts_a_node_and_grows(tmp_path: Path) -> None:
         assert "node 2 is back" in run("cluster", "restart", "2", *at)[1]
         assert running.pid(2) != first
         os.kill(running.pid(3), signal.SIGKILL)
-        eventually(lambda: "node 3 has ended" in running.text, what="the news")
+        eventually(lambda: "node 3 has ended" in running.text, within_s=TIMEOUT_S, what="the news")
         eventually(
             lambda: "voter 3 is gone: one more loss ends the quorum" in _told(running), what="a finding"
         )
@@ -209,10 +231,16 @@ def test_a_running_cluster_restarts_a_node_and_grows(tmp_path: Path) -> None:
         assert "has no node 9" in run("cluster", "restart", "9", *at, code=2)[1]
 
         assert "node 4 joined; 4 nodes are up" in run("cluster", "start", "--nodes", "4", *at)[1]
-        eventually(lambda: _state_of(running.bootstrap, 4) == "active", what="the fourth broker")
+        eventually(
+            lambda: _state_of(running.bootstrap, 4) == "active", within_s=TIMEOUT_S, what="the fourth broker"
+        )
         assert "is running" in run("cluster", "start", "--nodes", "4", *at, code=1)[1]
         assert len(running.document["nodes"]) == 4
-        eventually(lambda: not status(running.bootstrap)["troubles"], what="everything in sync and in place")
+        eventually(
+            lambda: not status(running.bootstrap)["troubles"],
+            within_s=TIMEOUT_S,
+            what="everything in sync and in place",
+        )
         run("cluster", "stop", *at)
         assert running.await_end() == 0 or "node 3 has ended" in running.text
     assert "is not running" in run("cluster", "restart", "2", *at, code=1)[1]
@@ -232,8 +260,14 @@ def test_a_voter_that_is_gone_is_removed_and_acks_all_refused_is_an_error(tmp_pa
         victim = next(row["node"] for row in voters if row["state"] == "voter")
         assert "is alive" in run("cluster", "voters", "remove", str(victim), "--yes", *at, code=1)[1]
         os.kill(running.pid(victim), signal.SIGKILL)
-        eventually(lambda: f"voter {victim} is gone: one more loss" in _told(running), what="a finding")
-        eventually(lambda: "acks=all is refused" in _told(running), what="a smaller in-sync set")
+        eventually(
+            lambda: f"voter {victim} is gone: one more loss" in _told(running),
+            within_s=TIMEOUT_S,
+            what="a finding",
+        )
+        eventually(
+            lambda: "acks=all is refused" in _told(running), within_s=TIMEOUT_S, what="a smaller in-sync set"
+        )
         assert "acks=all is refused" in run("cluster", "status", *at, code=1)[0]
         run("cluster", "voters", "remove", str(victim), "--yes", *at)
         left = json.loads(run("cluster", "voters", "list", "--json", *at)[0])
@@ -280,7 +314,9 @@ def test_workers_form_a_cluster_on_one_host(tmp_path: Path) -> None:
             lambda: "4 nodes are up" in workers.text or workers.process.poll() is not None, within_s=60
         )
         assert workers.process.poll() is None, workers.text
-        seen = eventually(lambda: _with_voters(workers.bootstrap, 3), what="three of the four voting")
+        seen = eventually(
+            lambda: _with_voters(workers.bootstrap, 3), within_s=TIMEOUT_S, what="three of the four voting"
+        )
         assert {row["rack"] for row in seen["brokers"]} == {os.uname().nodename}
         assert [observer["node"] for observer in seen["quorum"]["observers"]] == [4]
     finally:
@@ -329,7 +365,7 @@ def _held(bootstrap: str, node: int) -> int:
 def test_a_broker_that_is_gone_for_good_is_forgotten(four: Starting) -> None:
     assert "alive" in run("cluster", "unregister", "4", "--yes", "-b", four.bootstrap, code=1)[1]
     os.kill(four.pid(4), signal.SIGKILL)
-    eventually(lambda: _state_of(four.bootstrap, 4) == "fenced", what="broker 4 fenced")
+    eventually(lambda: _state_of(four.bootstrap, 4) == "fenced", within_s=TIMEOUT_S, what="broker 4 fenced")
     run("cluster", "rebalance", "--remove-broker", "4", "--yes", "-b", four.bootstrap)
     run("cluster", "unregister", "4", "--yes", "-b", four.bootstrap)
     assert [row["node"] for row in status(four.bootstrap)["brokers"]] == [1, 2, 3]

@@ -7,6 +7,7 @@ write into the folder and signal the process may do all that it does, so this ne
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -32,12 +33,14 @@ def ask(place: ClusterFolder, request: Request) -> str:
     """What has been done. Raises Failure."""
     cluster = place.load()
     if cluster is None or cluster.supervisor is None or not is_ours(cluster.supervisor, place.path):
-        raise Failure(
-            f"nobody watches over the cluster in {place.path}",
-            hint="only a cluster of penstock cluster start can be asked",
-        )
+        raise Failure(f"nobody watches over the cluster in {place.path}")
     folder = place.path / _REQUESTS
-    folder.mkdir(exist_ok=True)
+    if not folder.is_dir():
+        # SIGUSR1 would end a process that does not expect it.
+        raise Failure(
+            f"the process that runs the cluster ({cluster.supervisor}) takes no requests",
+            hint="it is still starting, or of an earlier release: then stop the cluster and start it again",
+        )
     path = folder / (uuid.uuid4().hex + _ASKED)
     _write(path, request)
     os.kill(cluster.supervisor, signal.SIGUSR1)
@@ -79,10 +82,13 @@ def answering(place: ClusterFolder, carry_out: Callable[[Request], Awaitable[str
         task.add_done_callback(tasks.discard)
 
     loop.add_signal_handler(signal.SIGUSR1, begin)
+    shutil.rmtree(place.path / _REQUESTS, ignore_errors=True)
+    (place.path / _REQUESTS).mkdir()
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGUSR1)
+        # The handler stays: somebody may have looked for the folder just before.
+        shutil.rmtree(place.path / _REQUESTS, ignore_errors=True)
         for task in tasks:
             task.cancel()
 

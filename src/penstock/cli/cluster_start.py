@@ -127,7 +127,7 @@ def supervise(
 ) -> int:
     """Run the nodes and keep `cluster.json` true. Returns an exit code; raises Failure.
 
-    With a `command` for each node that may join, others may ask for that, and for the restart of one.
+    Others may ask for the restart of a node, and with a `command` for each node that may join, for that.
     """
     now = cluster
 
@@ -148,10 +148,13 @@ def supervise(
 
     async def carry_out(supervisor: Supervisor, request: dict[str, int]) -> str:
         nonlocal now
-        assert command is not None
         if "restart" in request:
             await supervisor.restart(request["restart"])
             return f"node {request['restart']} is back"
+        if command is None:
+            raise Failure(
+                "workers cannot grow while they run", hint="stop the node, and serve with more --workers"
+            )
         larger = _joined(place, now, request["nodes"])
         added = larger.nodes[len(now.nodes) :]
         for node in added:
@@ -167,8 +170,6 @@ def supervise(
 
     async def run() -> int:
         supervisor = Supervisor(commands, watcher, restart=restart, inherited=(lock,))
-        if command is None:
-            return await supervisor.run()
         with cluster_control.answering(place, lambda request: carry_out(supervisor, request)):
             return await supervisor.run()
 

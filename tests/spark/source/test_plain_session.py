@@ -1,4 +1,4 @@
-"""A SparkSession that a user makes by hand, in a Python environment that is not activated."""
+"""A Spark session in a Python environment that is not activated: one made by hand, and ours."""
 
 import subprocess
 import sys
@@ -26,6 +26,11 @@ spark = SparkSession.builder.master("local[2]").getOrCreate()
 import penstock.spark
 penstock.spark.register(spark)
 """
+OURS = """
+from penstock.spark.session import session
+
+spark = session()
+"""
 READS = """
 import sys
 
@@ -35,7 +40,9 @@ spark.stop()
 """
 
 
-@pytest.mark.parametrize("program", [IMPORTED_FIRST, REGISTERED_LATE], ids=["imported first", "registered"])
+@pytest.mark.parametrize(
+    "program", [IMPORTED_FIRST, REGISTERED_LATE, OURS], ids=["imported first", "registered", "ours"]
+)
 def test_it_finds_the_format_and_its_workers_have_the_module(
     program: str, broker: Any, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
