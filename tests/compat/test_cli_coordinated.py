@@ -126,6 +126,8 @@ def test_a_hanging_transaction_is_found_and_aborted(
 def hang(broker: BrokerProcess, topic: str, name: str) -> None:
     """A transactional batch without the request that adds its partition, as a late one would be."""
     with connected(broker.address) as connection:
+        # The topic of transactions is made for the first one who looks for its coordinator.
+        connection.call(schema("find_coordinator", 1, "FindCoordinatorRequest")(key=name, key_type=1))
         request = schema("init_producer_id", 4, "InitProducerIdRequest")(
             transactional_id=name,
             transaction_timeout=timedelta(seconds=60),
