@@ -232,7 +232,9 @@ class Following:
                 self.bytes_fetched += len(batch)
         except ApiError as error:
             # A damaged batch is never kept: the leader, or the one after it, is asked again.
-            self._warn("replicated batch refused", str(error))
+            is_full = error.code is ErrorCode.kafka_storage_error and self._node.store.space.is_full
+            if not is_full:  # which the disk itself has said, once
+                self._warn("replicated batch refused", str(error))
             return Outcome.REST
         if log.end_offset == before:
             self._warn("replicated batch refused", f"{len(records)} bytes are no whole batch")

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from penstock.broker.topic_answers import TopicAnswers
     from penstock.broker.topic_creation import AutoCreation
     from penstock.broker.transactions.coordinator import TransactionCoordinator
+    from penstock.log.flush import FlushTicket
     from penstock.log.log import Log
 
 logger = logging.getLogger("penstock.node")
@@ -540,16 +541,25 @@ class Node:
 
     async def sync(self, log: Log) -> None:
         """Make everything appended so far durable. A failure ends the process."""
-        while (ticket := log.flush_begin()) is not None:
+        while True:
             try:
-                await self._watched(self.sync_executor.submit(ticket.run))
-            except OSError as error:
-                end_process(error)
-            log.flush_done(ticket)
-            if not ticket.postponed:
-                return
+                ticket = log.flush_begin()
+            except OSError:
+                pass  # nothing could be opened; what is idle is closed, and it is tried again
+            else:
+                if ticket is None or await self._synced(log, ticket):
+                    return
             log.files.close_idle()
             await asyncio.sleep(_POSTPONED_SECONDS)
+
+    async def _synced(self, log: Log, ticket: FlushTicket) -> bool:
+        """False where there was no descriptor for it."""
+        try:
+            await self._watched(self.sync_executor.submit(ticket.run))
+        except OSError as error:
+            end_process(error)
+        log.flush_done(ticket)
+        return not ticket.postponed
 
     async def _follow(self, delta: ImageDelta, image: ClusterImage) -> None:
         if self.lifecycle.is_replaced_in(image):

@@ -15,6 +15,7 @@ from penstock.broker.buffers import FrameBuffers
 from penstock.broker.connection import Connection
 from penstock.broker.dispatch import Dispatcher
 from penstock.broker.listeners import Listener
+from penstock.log.files import open_files_limit
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -65,7 +66,8 @@ class Server:
     def _limit_connections(self) -> None:
         """For connections that come from now on; those that are open stay."""
         dynamic = self.node.dynamic
-        self._connections_max = dynamic.integer("max.connections")
+        # The other half of the descriptors is for files: connections must not keep logs from being opened.
+        self._connections_max = min(dynamic.integer("max.connections"), open_files_limit() // 2)
         self._connections_per_host_max = dynamic.integer("max.connections.per.ip")
 
     async def bind(self, listener: Listener) -> int:

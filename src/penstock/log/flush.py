@@ -217,6 +217,11 @@ class FlushState:
         self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.offset >= offset]
         return next((snapshot for snapshot in self._snapshots if snapshot.offset == offset), None)
 
+    def lower_note(self, offset: int) -> None:
+        """Before the log is cut there, and in a new generation: no flush may note what is about to go."""
+        if self._slot is not None:
+            self._slot.lower(offset)
+
     def cut_to(self, end: LogPosition) -> None:
         """Nothing at or beyond an offset is there any more, so nothing of it can be durable."""
         self.let_go([item.segment for item in self._held if item.segment.base_offset >= end.segment_base])

@@ -602,6 +602,7 @@ class Log:
 
     def _cut_to(self, target: LogPosition, now_ms: int) -> None:
         self._flush.gate.next_generation()
+        self._flush.lower_note(target.offset)
         segments = self._reader.segments
         slot = segments.slot_of(target.segment_base)
         recovery.discard_segments(segments.items[slot + 1 :], self.files)
@@ -615,6 +616,7 @@ class Log:
 
     def _restart_at(self, offset: int, now_ms: int) -> None:
         self._flush.gate.next_generation()
+        self._flush.lower_note(offset)
         self._flush.let_go_of_all()
         self._tail.close()
         recovery.discard_segments(list(self.segments), self.files)

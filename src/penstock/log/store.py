@@ -286,9 +286,6 @@ class LogStore:
 
     def _vouch_no_further(self, key: PartitionKey, offset: int) -> None:
         """Before the log is cut: a crash in between must not look as if synced records had gone."""
-        topic_id = self.topic_id(*key)
-        if topic_id is not None:
-            self._synced.slot((topic_id, key[1])).lower(offset)
         if max(self.logs[key].recovery_point, self._offsets.recovery_points.get(key, 0)) > offset:
             self._offsets.recovery_points[key] = offset
             self.space.with_reserve(self._offsets.write)

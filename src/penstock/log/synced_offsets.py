@@ -36,11 +36,12 @@ SlotKey = tuple[UUID, int]
 class SyncedSlot:
     """The note of one log. `note` is called by one thread at a time, and only after a sync."""
 
-    __slots__ = ("_file", "_key", "offset", "place")
+    __slots__ = ("_file", "_key", "_key_crc", "offset", "place")
 
     def __init__(self, file: "SyncedOffsets", key: bytes, place: int, offset: int) -> None:
         self._file = file
         self._key = key
+        self._key_crc = zlib.crc32(key)
         self.place = place
         self.offset = offset
 
@@ -48,7 +49,8 @@ class SyncedSlot:
         """Everything below `offset` is on disk. A lower offset changes nothing: see `lower`."""
         if offset > self.offset:
             self.offset = offset
-            self._write()
+            with suppress(OSError):  # what cannot be noted leaves an older note, too low and therefore safe
+                self._write()
 
     def lower(self, offset: int) -> None:
         """Before the log is cut back to `offset`. Durable when it returns. Raises OSError."""
@@ -58,8 +60,8 @@ class SyncedSlot:
             self._file.sync()
 
     def _write(self) -> None:
-        data = self._key + _VALUE.pack(self.offset)
-        self._file.write(self.place, data + _CRC.pack(zlib.crc32(data)))
+        value = _VALUE.pack(self.offset)
+        self._file.write(self.place, self._key + value + _CRC.pack(zlib.crc32(value, self._key_crc)))
 
 
 class SyncedOffsets:
@@ -124,10 +126,9 @@ class SyncedOffsets:
             self.sync()
 
     def write(self, place: int, data: bytes) -> None:
-        # What cannot be noted leaves an older note, which is too low and therefore safe.
-        with suppress(OSError):
-            os.pwrite(self._fd, data, place)
-            self.is_dirty = True
+        """Raises OSError."""
+        os.pwrite(self._fd, data, place)
+        self.is_dirty = True
 
     def sync(self) -> None:
         """Raises OSError."""
@@ -138,4 +139,5 @@ class SyncedOffsets:
     def close(self) -> None:
         with suppress(OSError):
             self.sync()
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1  # its number may soon be another file's
+        os.close(fd)

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import threading
 from pathlib import Path
 from uuid import UUID
 
@@ -281,6 +282,33 @@ def test_a_truncation_takes_the_note_back_first(tmp_path):
     store, log = opened_store(tmp_path)
     assert (log.end_offset, log.damages) == (6, ())
     store.close()
+
+
+def test_a_flush_under_way_cannot_note_what_a_truncation_takes_back(tmp_path, monkeypatch):
+    store, log = opened_store(tmp_path)
+    fill(log, 10)
+    ticket = log.flush_begin()
+    begun, going = threading.Event(), threading.Event()
+    real = os.fdatasync
+
+    def slow(fd: int) -> None:
+        if threading.current_thread() is flushing:
+            begun.set()
+            going.wait(10)
+        real(fd)
+
+    monkeypatch.setattr("penstock.log.flush.os.fdatasync", slow)
+    flushing = threading.Thread(target=ticket.run)
+    flushing.start()
+    begun.wait(10)
+    cutting = threading.Thread(target=store.truncate, args=("t", 0, 4), kwargs={"now_ms": NOW_MS})
+    cutting.start()
+    going.set()
+    flushing.join()
+    cutting.join()
+    log.flush_done(ticket)
+    assert SyncedOffsets(tmp_path).offset((TOPIC_ID, 0)) <= 4
+    store.close(clean=False)
 
 
 def test_what_is_not_on_disk_is_never_noted(tmp_path):
