@@ -102,8 +102,9 @@ def drip(address: tuple[str, int], options: argparse.Namespace, stop: Event) -> 
 
 def bombs(address: tuple[str, int], options: argparse.Namespace, stop: Event) -> None:
     """Each connection keeps one bomb under way after the other."""
-    value = bytes(options.bomb_bytes)
-    batch = bytes(encode_batch([Record(0, 0, b"k", value)], codec=Codec[options.codec.upper()]))
+    value = bytes(options.bomb_bytes // options.bomb_records)
+    records = [Record(number, 0, b"k", value) for number in range(options.bomb_records)]
+    batch = bytes(encode_batch(records, codec=Codec[options.codec.upper()]))
     frame = bytes(Ring(_BOMBED, [0], batch, 1).take(1))
     peers = [socket.create_connection(address, timeout=30) for _ in range(options.bomb_connections)]
     for peer in peers:
@@ -145,6 +146,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--pipelined", type=int, default=64)
     parser.add_argument("--waves", type=int, default=1000, help="of connections, one each second")
     parser.add_argument("--bomb-bytes", type=int, default=63 * 2**20)
+    parser.add_argument("--bomb-records", type=int, default=1)
     parser.add_argument("--bomb-connections", type=int, default=40)
     parser.add_argument("--bombs-pipelined", type=int, default=1)
     parser.add_argument("--codec", default="zstd", choices=["gzip", "snappy", "lz4", "zstd"])

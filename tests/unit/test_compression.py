@@ -10,7 +10,8 @@ import snappy
 import zstandard
 from kafka import codec as kafka_codec
 
-from penstock.protocol.compression import Codec, compress, decompress
+from penstock.protocol import compression
+from penstock.protocol.compression import Codec, announced_bytes, compress, decompress
 from penstock.protocol.errors import ApiError, ErrorCode
 
 PLAIN = b"".join(b"line %d of something that repeats; " % (n % 97) for n in range(4000))
@@ -88,6 +89,30 @@ def test_the_bound_is_exact(name: str) -> None:
     assert refused.value.code is ErrorCode.corrupt_message
 
 
+@pytest.mark.parametrize("name", FROM_CLIENTS)
+def test_what_is_announced_is_close_to_what_comes(name: str) -> None:
+    codec, data = FROM_CLIENTS[name]
+    announced = announced_bytes(codec, data, 64 << 20)
+    if "two" in name:
+        return  # of the last or the first part only, and found out
+    assert len(PLAIN) <= announced <= len(PLAIN) + (4 << 20)
+
+
+def test_small_sizes_of_zstd_are_read_right() -> None:
+    for size in (0, 1, 255, 256, 257, 65_791, 65_792, 300_000):
+        assert announced_bytes(Codec.ZSTD, zstandard.compress(bytes(size)), 1 << 20) == size
+
+
+def test_data_that_announces_too_little_is_read_all_the_same() -> None:
+    data = gzip.compress(PLAIN)[:-4] + struct.pack("<I", 10)
+    with pytest.raises(ApiError):
+        decompress(Codec.GZIP, data, BOUND)
+    for name in ("gzip in two members", "zstd in two frames"):
+        codec, data = FROM_CLIENTS[name]
+        assert announced_bytes(codec, data, BOUND) < len(PLAIN)
+        assert bytes(decompress(codec, data, BOUND)) == PLAIN
+
+
 BOMB_BYTES = 64 << 20
 BOMBS = {
     "gzip": (Codec.GZIP, gzip.compress(bytes(BOMB_BYTES), 1)),
@@ -111,6 +136,31 @@ def test_a_bomb_costs_no_more_than_the_bound(name: str) -> None:
         tracemalloc.stop()
     assert refused.value.code is ErrorCode.corrupt_message
     assert peak_bytes < 3 * BOUND
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_that_announces_its_size_is_refused_before_any_work(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_work(_: int) -> memoryview:
+        raise AssertionError("memory was taken for it")
+
+    monkeypatch.setattr(compression, "_buffer", no_work)
+    codec, data = BOMBS[name]
+    with pytest.raises(ApiError, match="more than"):
+        decompress(codec, data, BOUND)
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+def test_many_small_blocks_are_not_walked_to_their_end(codec: Codec) -> None:
+    """Looking at headers has to stay cheap: the loop does it."""
+    blocks = {
+        Codec.GZIP: gzip.compress(PLAIN)[:-4] + b"\xff\xff\xff\xff",
+        Codec.SNAPPY: kafka_codec.snappy_encode(PLAIN)[:16] + (struct.pack(">i", 3) + b"\x01\x00x") * 5_000,
+        Codec.LZ4: b"\x04\x22\x4d\x18\x60\x40\x82" + (struct.pack("<I", 1 | 1 << 31) + b"x") * 5_000,
+        Codec.ZSTD: b"\x28\xb5\x2f\xfd\x00\x58" + (b"\x0a\x00\x00x") * 5_000,
+    }
+    assert announced_bytes(codec, blocks[codec], 1 << 30) == 1 << 30
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, cast
 
+from penstock.broker.apis import PRODUCE
 from penstock.broker.buffers import PartialFrame
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
@@ -34,6 +35,7 @@ _CORKED_REPLY_BYTES_MAX = 4096
 #: Linux reports with it that a peer has closed its side, even while unread bytes are queued before the end.
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)
 _NOTHING = memoryview(bytearray())
+_PRODUCE = struct.pack(">h", PRODUCE)  # as a frame begins
 _numbers = itertools.count(1)
 
 
@@ -334,15 +336,33 @@ class Connection(asyncio.BufferedProtocol):
         return not was_queued
 
     def take_turn(self) -> None:
-        """Handle frames that have waited for their turn, unless the peer has gone meanwhile."""
+        """Handle frames that have waited for their turn; those of a peer that has gone are dropped."""
         self._is_queued = False
-        if self._closing:
-            return
-        if self.has_hung_up:
-            self.abort()
+        if self._closing or self.leaves_with_its_peer():
             return
         self._is_expensive = False
         self.unmute()
+
+    def leaves_with_its_peer(self) -> bool:
+        """Whether the peer has gone, and has left nothing to do: of what waits only records are still taken.
+
+        A producer that waits for no answer may close as soon as it has sent them.
+        """
+        if not self.has_hung_up:
+            return False
+        backlog, kept, position = self._drop_backlog(), bytearray(), 0
+        while len(backlog) - position >= 4:
+            after = position + 4 + _SIZE.unpack_from(backlog, position)[0]
+            if backlog[position + 4 : position + 6] == _PRODUCE:
+                kept += backlog[position:after]
+            position = after
+        if kept:
+            self._keep_for_later(memoryview(kept), is_own=True)
+            return False
+        if self._partial is not None and self._partial.view[4:6] == _PRODUCE:
+            return False
+        self.abort()
+        return True
 
     def mark_expensive(self) -> None:
         """A request has taken more than a turn: the next one waits until others have had theirs."""

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +28,7 @@ from penstock.broker.listeners import Listener
 from penstock.broker.metadata import MetadataLog
 from penstock.broker.metrics import Metrics
 from penstock.broker.partitions import PartitionTable
-from penstock.broker.preparation import prepare
+from penstock.broker.preparation import DecompressionBudget, prepare, unfolded_bytes
 from penstock.broker.producer_ids import ProducerIds
 from penstock.broker.quorum import Quorum
 from penstock.broker.quorum.driver import QuorumFailed
@@ -46,7 +47,8 @@ from penstock.log.files import open_files_limit
 from penstock.log.identity import WrongOwner
 from penstock.log.recovery import CorruptLog
 from penstock.log.store import LogStore, StoreLocked
-from penstock.protocol.compression import Codec
+from penstock.protocol.compression import Codec, DecompressedTooLarge
+from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.raft.core import HistoryLost
 
 if TYPE_CHECKING:
@@ -84,6 +86,9 @@ _FOUNDING_SECONDS_MAX: Final = 15.0
 _OPEN_FILES_MIN: Final = 128
 #: When a sync that found no descriptors is tried again.
 _POSTPONED_SECONDS: Final = 0.1
+#: How long a thread that computes (a batch with many records, compaction) keeps the loop from running. Python's default
+#: of 5 ms is paid each time the loop has waited for something.
+_THREAD_SWITCH_S: Final = 0.0005
 #: How long a stopping node waits for replies that are under way.
 _DRAIN_SECONDS: Final = 2.0
 _PRODUCER_EXPIRY: Final = "producer.id.expiration.ms"
@@ -178,6 +183,10 @@ class Node:
         self.lifecycle = BrokerLifecycle(self)
         self.housekeeping = Housekeeping(self)
         self.faults: Faults | None = None
+        self.decompression = DecompressionBudget(
+            settings.integer("penstock.decompress.inflight.max.bytes"),
+            settings.integer("penstock.decompress.inflight.connection.max.bytes"),
+        )
         #: Held by what goes through all groups, so that many who ask take turns.
         self.describing = asyncio.Lock()
         self.store: LogStore
@@ -510,13 +519,52 @@ class Node:
             for feature in SUPPORTED_FEATURES
         ]
 
-    def prepare_batch(self, partition: Partition, records: bytearray) -> bytearray | memoryview:
+    async def prepared_batch(
+        self,
+        partition: Partition,
+        records: bytearray,
+        connection: Connection | None,
+        *,
+        is_owed: bool = False,
+    ) -> bytearray | memoryview:
+        """What a topic that must be looked into makes of a batch, when there is room for what that unfolds to.
+
+        Where the answer `is_owed` to a connection that ends meanwhile, the batch is given up. Raises ApiError.
+        """
+        max_bytes = self.settings.integer("penstock.decompress.max.bytes")
+        announced = unfolded_bytes(
+            records,
+            looks_inside=partition.is_compacted or partition.is_scheduled,
+            codec=None if partition.codec is None else _CODECS[partition.codec],
+            max_bytes=max_bytes,
+        )
+        # What announces too much is refused without any work; what holds more than it announces is tried once more.
+        sizes = (0,) if announced > max_bytes else (announced, max_bytes)
+        for size in sizes:
+            await self.decompression.take(connection, size)
+            try:
+                if is_owed and connection is not None and not connection.is_open:
+                    raise ApiError(ErrorCode.request_timed_out)
+                return await self.in_thread(self.prepare_batch, partition, records, size or max_bytes)
+            except DecompressedTooLarge:
+                if size in (0, max_bytes):
+                    raise
+            finally:
+                self.decompression.give_back(connection, size)
+        raise AssertionError("the last size is the largest")
+
+    def prepare_batch(
+        self, partition: Partition, records: bytearray, max_bytes: int | None = None
+    ) -> bytearray | memoryview:
         """Blocking: what a topic that must be looked into makes of a batch. Raises ApiError."""
+        if max_bytes is None:
+            max_bytes = self.settings.integer("penstock.decompress.max.bytes")
         return prepare(
             memoryview(records),
             compacted=partition.is_compacted,
             codec=None if partition.codec is None else _CODECS[partition.codec],
-            max_bytes=self.settings.integer("penstock.decompress.max.bytes"),
+            max_bytes=max_bytes,
+            stored_bytes_max=partition.log.config.max_message_bytes,
             schedule=self.schedule.limits(partition) if partition.is_scheduled else None,
         )
 
@@ -617,6 +665,7 @@ def serve(settings: Settings, on_ready: Callable[[Node], None] | None = None) ->
     from penstock.broker.logs import configure_logging
 
     configure_logging(settings.string("penstock.log.format"), settings.string("penstock.log.level"))
+    sys.setswitchinterval(_THREAD_SWITCH_S)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_serve(settings, on_ready))
 

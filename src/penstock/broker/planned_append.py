@@ -127,7 +127,7 @@ async def _append_in_turn(node: Node, partition: Partition, batch: bytearray) ->
     previous = partition.last_turn
 
     async def turn() -> None:
-        prepared = node.in_thread(node.prepare_batch, partition, bytearray(batch))
+        prepared = node.spawn(node.prepared_batch(partition, bytearray(batch), None))
         if previous is not None:
             await asyncio.wait([previous])
         try:

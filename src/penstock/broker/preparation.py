@@ -6,10 +6,19 @@ with a schedule holds records back until they are due.
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from penstock.protocol.compression import BytesLike, Codec, compress
+from penstock.protocol.compression import (
+    BytesLike,
+    Codec,
+    DecompressedTooLarge,
+    announced_bytes,
+    compress,
+)
 from penstock.protocol.errors import ApiError, ErrorCode, InvalidRecords
 from penstock.protocol.records import (
     CODEC_MASK,
@@ -42,19 +51,112 @@ class WithHeld(bytearray):
         return self.control
 
 
+class DecompressionBudget:
+    """Bytes that batches may unfold to at the same time: on the node, and for one owner, which is a connection.
+
+    Owners that wait get their turns one after the other, each in the order in which it asked. One batch always fits.
+    """
+
+    def __init__(self, bytes_max: int, owner_bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._owner_bytes_max = owner_bytes_max
+        self.bytes_in_use = 0
+        self._of_owner: dict[object, int] = {}
+        self._waiting: dict[object, deque[tuple[int, asyncio.Future[None]]]] = {}
+
+    @property
+    def waiting_count(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    async def take(self, owner: object, size: int) -> None:
+        """Returns when so much may be unfolded; `give_back` ends it."""
+        if not self._waiting and self._fits(owner, size):
+            self._hold(owner, size)
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append((size, granted))
+        self._grant()  # those before it may wait for something else
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.give_back(owner, size)
+            raise
+
+    def give_back(self, owner: object, size: int) -> None:
+        self._hold(owner, -size)
+        self._grant()
+
+    def _hold(self, owner: object, size: int) -> None:
+        self.bytes_in_use += size
+        held = self._of_owner.get(owner, 0) + size
+        if held:
+            self._of_owner[owner] = held
+        else:
+            self._of_owner.pop(owner, None)
+
+    def _fits(self, owner: object, size: int) -> bool:
+        return self._node_has(size) and self._owner_has(owner, size)
+
+    def _node_has(self, size: int) -> bool:
+        return not self.bytes_in_use or self.bytes_in_use + size <= self._bytes_max
+
+    def _owner_has(self, owner: object, size: int) -> bool:
+        held = self._of_owner.get(owner, 0)
+        return not held or held + size <= self._owner_bytes_max
+
+    def _grant(self) -> None:
+        """Owner by owner, to as many as fit; a large one is not overtaken by small ones, or it would never fit."""
+        while self._waiting and self._grant_next():
+            pass
+
+    def _grant_next(self) -> bool:
+        for owner, queue in self._waiting.items():
+            size, granted = queue[0]
+            if granted.done():  # it has been given up
+                break
+            if self._owner_has(owner, size):
+                if not self._node_has(size):
+                    return False
+                self._hold(owner, size)
+                granted.set_result(None)
+                break
+        else:
+            return False
+        queue.popleft()
+        # Behind those that have not had a turn since.
+        del self._waiting[owner]
+        if queue:
+            self._waiting[owner] = queue
+        return True
+
+
+def unfolded_bytes(batch: BytesLike, *, looks_inside: bool, codec: Codec | None, max_bytes: int) -> int:
+    """How much memory `prepare` takes for a batch, as that announces it; 0 if it does not look inside."""
+    if len(batch) < HEADER_BYTES:
+        return 0
+    header = read_header(batch)
+    number = header.attributes & CODEC_MASK
+    if number not in Codec.__members__.values() or not (looks_inside or Codec(number) is not codec):
+        return 0
+    return announced_bytes(Codec(number), memoryview(batch)[HEADER_BYTES:], max_bytes)
+
+
 def prepare(
     batch: memoryview,
     *,
     compacted: bool,
     codec: Codec | None,
     max_bytes: int,
+    stored_bytes_max: int = sys.maxsize,
     schedule: Limits | None = None,
 ) -> bytearray | memoryview:
     """The batch to append: the same one, one in the topic's codec that is otherwise equal, or a WithHeld.
 
     `codec` is None where the topic keeps what producers send, `schedule` where it holds no records back. Raises
     INVALID_RECORD for a record without a key in a compacted topic, for one that cannot be scheduled as it asks, and
-    for what cannot be read or unfolds to more than `max_bytes`.
+    for what cannot be read or unfolds to more than `max_bytes`; MESSAGE_TOO_LARGE for what would have to be stored
+    uncompressed and is larger than `stored_bytes_max`.
     """
     # The append refuses such a batch with the right error; a new checksum here would only hide the damage.
     if not _is_sound(batch):
@@ -72,10 +174,19 @@ def prepare(
             return parted
     except InvalidRecords:
         raise
+    except DecompressedTooLarge as error:
+        raise DecompressedTooLarge(ErrorCode.invalid_record, error.message) from None
     except ApiError as error:
         # The checksum is right, so this is what was meant to be sent: trying again would not help.
         raise ApiError(ErrorCode.invalid_record, error.message) from None
-    return pack_batch(header, compress(header.codec, body)) if recode else batch
+    if not recode:
+        return batch
+    if header.codec is Codec.NONE and len(body) + HEADER_BYTES > stored_bytes_max:
+        raise ApiError(
+            ErrorCode.message_too_large,
+            f"record batch of {len(body) + HEADER_BYTES} bytes, the topic takes {stored_bytes_max}",
+        )
+    return pack_batch(header, compress(header.codec, body))
 
 
 def _is_sound(batch: BytesLike) -> bool:

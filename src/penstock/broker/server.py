@@ -280,8 +280,8 @@ class Server:
             self.refuse(
                 connection, "the rest of a request did not arrive in penstock.request.read.timeout.ms"
             )
-        elif connection.has_hung_up:
-            connection.abort()
+        elif connection.is_owed_replies and connection.leaves_with_its_peer():
+            pass  # it was not read from, so it did not hear
         elif not connection.is_open:
             if idle > self._frame_seconds_max:
                 connection.abort()  # it does not take what it is still to be sent

@@ -604,6 +604,21 @@ _PENSTOCK = (
         0,
     ),
     _node(
+        "penstock.decompress.inflight.max.bytes",
+        _LONG,
+        64 * _MIB,
+        "What batches unfold to at the same time where the node must look inside; above it they wait, and connections "
+        "get their turns one after the other. One batch always fits.",
+        1024,
+    ),
+    _node(
+        "penstock.decompress.inflight.connection.max.bytes",
+        _LONG,
+        16 * _MIB,
+        "The same for the batches of one connection. One batch always fits.",
+        1024,
+    ),
+    _node(
         "penstock.create.topics.partitions.max", _INT, 10_000, "Partitions that one request may create.", 1
     ),
 )

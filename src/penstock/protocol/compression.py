@@ -1,7 +1,8 @@
 """The four codecs of the record batch, each bounded when it decompresses."""
 
+import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, Final
 
@@ -26,6 +27,14 @@ class Codec(IntEnum):
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
+_ZSTD_MAGIC: Final = 0xFD2FB528
+_ZSTD_BLOCK_BYTES: Final = 128 * 1024
+_LZ4_MAGIC: Final = 0x184D2204
+_DEFLATE_RATIO_MAX: Final = 1032
+#: Block headers that are looked at for the size of what they hold, which takes a fraction of a millisecond.
+_BLOCKS_MAX: Final = 512
+#: From this size on a buffer is mapped memory.
+_MAPPED_BYTES_MIN: Final = 256 * 1024
 
 
 def compress(codec: Codec, data: BytesLike) -> bytes:
@@ -43,39 +52,143 @@ def compress(codec: Codec, data: BytesLike) -> bytes:
 
 
 def decompress(codec: Codec, data: BytesLike, max_bytes: int) -> bytes | memoryview:
-    """Raises CORRUPT_MESSAGE for damaged data and for more than `max_bytes` of output."""
+    """Raises CORRUPT_MESSAGE for damaged data and for more than `max_bytes` of output.
+
+    What is announced to be larger is refused before any work.
+    """
+    if codec is Codec.NONE:
+        return memoryview(data)
+    announced = announced_bytes(codec, data, max_bytes)
+    if announced > max_bytes:
+        raise _too_large(max_bytes)
     match codec:
-        case Codec.NONE:
-            return memoryview(data)
         case Codec.GZIP:
-            return _bounded(cramjam.gzip.decompress_into, data, max_bytes)
+            return _bounded(cramjam.gzip.decompress_into, data, announced, max_bytes)
         case Codec.SNAPPY:
-            return _snappy_decompress(memoryview(data), max_bytes)
+            return _snappy_decompress(memoryview(data), announced)
         case Codec.LZ4:
-            return _bounded(cramjam.lz4.decompress_into, data, max_bytes)
+            return _bounded(cramjam.lz4.decompress_into, data, announced, max_bytes)
         case Codec.ZSTD:
-            return _bounded(cramjam.zstd.decompress_into, data, max_bytes)
+            return _bounded(cramjam.zstd.decompress_into, data, announced, max_bytes)
 
 
-def _bounded(decompress_into: Callable[[Any, Any], int], data: BytesLike, max_bytes: int) -> memoryview:
-    """Decompress into a buffer that doubles up to the bound, so that a bomb costs no more than the bound."""
-    size = min(max(len(data) * 4, 4096), max_bytes)
-    while True:
-        output = bytearray(size)
+def _bounded(
+    decompress_into: Callable[[Any, Any], int], data: BytesLike, announced: int, max_bytes: int
+) -> memoryview:
+    """Into a buffer of the announced size, and of the largest there may be for data that holds more than it says."""
+    for size in dict.fromkeys((announced, max_bytes)):
+        output = _buffer(size)
         try:
-            written = decompress_into(data, output)
+            return output[: decompress_into(data, output)]
         except cramjam.DecompressionError as error:
             if "whole buffer" not in str(error):
                 raise ApiError(ErrorCode.corrupt_message, f"cannot decompress: {error}") from None
-            if size >= max_bytes:
-                raise _too_large(max_bytes) from None
-            size = min(size * 4, max_bytes)
-        else:
-            return memoryview(output)[:written]
+    raise _too_large(max_bytes)
+
+
+def _buffer(size: int) -> memoryview:
+    """A large one is memory that the system clears as it is written to: clearing it here would hold every thread up."""
+    return memoryview(bytearray(size) if size < _MAPPED_BYTES_MIN else mmap.mmap(-1, size))
+
+
+# -- what compressed data says of its size -----------------------------------------------------------------
+
+
+def announced_bytes(codec: Codec, data: BytesLike, max_bytes: int) -> int:
+    """How much this decompresses to, as its own headers tell, without decompressing any of it.
+
+    Exact where they say so, else what its blocks can hold at most. More than `max_bytes` is only said of what announces
+    that much itself; where nothing is said, or it takes too many blocks to find out, it is `max_bytes`. The decoder
+    finds out about data that lies.
+    """
+    view = memoryview(data)
+    try:
+        match codec:
+            case Codec.NONE:
+                return len(view)
+            case Codec.GZIP:
+                return _gzip_announced(view, max_bytes)
+            case Codec.SNAPPY:
+                return _snappy_announced(view, max_bytes)
+            case Codec.LZ4:
+                return _lz4_announced(view, max_bytes)
+            case Codec.ZSTD:
+                return _zstd_announced(view, max_bytes)
+    except (struct.error, IndexError):
+        return max_bytes  # cut short, as the decoder will say
+
+
+def _gzip_announced(data: memoryview, max_bytes: int) -> int:
+    """The last four bytes are the size modulo 2^32; deflate makes at most 1032 bytes of one."""
+    (size,) = struct.unpack_from("<I", data, len(data) - 4)
+    is_possible: bool = size <= _DEFLATE_RATIO_MAX * len(data)
+    return size if is_possible else max_bytes
+
+
+def _zstd_announced(data: memoryview, max_bytes: int) -> int:
+    """RFC 8878: a frame header that may tell the size, then blocks that each make 128 KB at most."""
+    magic, descriptor = struct.unpack_from("<IB", data)
+    if magic != _ZSTD_MAGIC:
+        return max_bytes
+    size_flag, is_single_segment = descriptor >> 6, descriptor >> 5 & 1
+    position = 5 + (not is_single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    if size_flag or is_single_segment:
+        layout = ("<B", "<H", "<I", "<Q")[size_flag]
+        (size,) = struct.unpack_from(layout, data, position)
+        return int(size) + (256 if size_flag == 1 else 0)
+    total = 0
+    for _ in range(_BLOCKS_MAX):
+        header = int.from_bytes(data[position : position + 3], "little")
+        is_last, kind, length = header & 1, header >> 1 & 3, header >> 3
+        total += length if kind < 2 else _ZSTD_BLOCK_BYTES
+        position += 3 + (1 if kind == 1 else length)
+        if is_last:
+            # Something behind the frame and its checksum would be another one, of which nothing is known.
+            is_all = position + 4 * (descriptor >> 2 & 1) == len(data)
+            return min(total, max_bytes) if is_all else max_bytes
+    return max_bytes
+
+
+def _lz4_announced(data: memoryview, max_bytes: int) -> int:
+    """The frame header may tell the size; else it tells how large its blocks are at most."""
+    magic, flags, block = struct.unpack_from("<IBB", data)
+    if magic != _LZ4_MAGIC:
+        return max_bytes
+    if flags & 8:
+        return int(struct.unpack_from("<Q", data, 6)[0])
+    block_bytes = 1 << (8 + 2 * (block >> 4 & 7))
+    position, total = 7 + 4 * (flags & 1), 0
+    for _ in range(_BLOCKS_MAX):
+        (length,) = struct.unpack_from("<I", data, position)
+        if length == 0 or total >= max_bytes:
+            return min(total, max_bytes)
+        total += block_bytes
+        position += 4 + (length & 0x7FFF_FFFF) + 4 * (flags >> 4 & 1)
+    return max_bytes
+
+
+def _snappy_announced(data: memoryview, max_bytes: int) -> int:
+    """Each block begins with its size."""
+    if bytes(data[:8]) != _XERIAL_MAGIC:
+        return _snappy_length(data)
+    total = 0
+    for count, block in enumerate(_xerial_blocks(data)):
+        total += _snappy_length(block)
+        if total > max_bytes:
+            return total
+        if count == _BLOCKS_MAX:
+            return max_bytes
+    return total
+
+
+class DecompressedTooLarge(ApiError):
+    """More output than was allowed."""
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(ErrorCode.corrupt_message, f"batch decompresses to more than {max_bytes} bytes")
+    return DecompressedTooLarge(
+        ErrorCode.corrupt_message, f"batch decompresses to more than {max_bytes} bytes"
+    )
 
 
 def _lz4_compress(data: BytesLike) -> bytes:
@@ -93,11 +206,21 @@ def _xerial_compress(data: memoryview) -> bytes:
     return b"".join(parts)
 
 
-def _snappy_decompress(data: memoryview, max_bytes: int) -> bytes:
-    if bytes(data[:8]) != _XERIAL_MAGIC:
-        return _snappy_block(data, max_bytes)
-    parts = []
-    position, left = len(_XERIAL_HEADER), max_bytes
+def _snappy_decompress(data: memoryview, size: int) -> memoryview:
+    blocks = _xerial_blocks(data) if bytes(data[:8]) == _XERIAL_MAGIC else (data,)
+    output, position = _buffer(size), 0
+    for block in blocks:
+        if position + _snappy_length(block) > len(output):
+            raise _too_large(len(output))
+        try:
+            position += cramjam.snappy.decompress_raw_into(block, output[position:])
+        except cramjam.DecompressionError as error:
+            raise ApiError(ErrorCode.corrupt_message, f"cannot decompress: {error}") from None
+    return output[:position]
+
+
+def _xerial_blocks(data: memoryview) -> Iterator[memoryview]:
+    position = len(_XERIAL_HEADER)
     while position < len(data):
         if position + 4 > len(data):
             raise ApiError(ErrorCode.corrupt_message, "snappy frame is cut short")
@@ -105,16 +228,12 @@ def _snappy_decompress(data: memoryview, max_bytes: int) -> bytes:
         position += 4
         if length < 0 or position + length > len(data):
             raise ApiError(ErrorCode.corrupt_message, f"snappy block of impossible length {length}")
-        parts.append(_snappy_block(data[position : position + length], left))
-        left -= len(parts[-1])
+        yield data[position : position + length]
         position += length
-    return b"".join(parts)
 
 
-def _snappy_block(block: memoryview, max_bytes: int) -> bytes:
+def _snappy_length(block: memoryview) -> int:
     try:
-        if cramjam.snappy.decompress_raw_len(block) > max_bytes:
-            raise _too_large(max_bytes)
-        return bytes(cramjam.snappy.decompress_raw(block))
+        return int(cramjam.snappy.decompress_raw_len(block))
     except cramjam.DecompressionError as error:
         raise ApiError(ErrorCode.corrupt_message, f"cannot decompress: {error}") from None

@@ -138,6 +138,9 @@ class Broker:
         """Blocking: nothing is made of it here, but it takes its turn."""
         return memoryview(records)
 
+    async def prepared_batch(self, partition: Partition, records: bytearray, *_: Any) -> memoryview:
+        return await self.in_thread(self.prepare_batch, partition, records)
+
     def may_hold_records(self, partition: Partition) -> bool:
         return False
 

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from tests.unit.broker.raw_client import Client, create_topic, fetch, new_node, produce, running, until
 
+from penstock.broker import node as node_module
 from penstock.broker.node import StartFailed
+from penstock.broker.settings import load_settings
 from penstock.log.store import LogStore
 from penstock.log.tail import Tail
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -201,3 +203,17 @@ def test_a_failed_sync_ends_the_process_and_acknowledges_nothing(tmp_path: Path)
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "0\n"), done.stderr
     assert "fsync failed" in done.stderr
+
+
+def test_threads_that_compute_give_way_to_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.getswitchinterval()
+
+    async def nothing(*_: object) -> int:
+        return 0
+
+    monkeypatch.setattr(node_module, "_serve", nothing)
+    try:
+        assert node_module.serve(load_settings({}, {})) == 0
+        assert sys.getswitchinterval() <= 0.001
+    finally:
+        sys.setswitchinterval(before)

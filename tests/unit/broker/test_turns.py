@@ -153,6 +153,22 @@ async def test_frames_of_a_peer_that_has_gone_are_not_handled(
     assert node.server.buffers.backlog_bytes == 0
 
 
+async def test_records_of_a_producer_that_waits_for_no_answer_are_taken_after_it_has_gone(
+    node: Node, work: Work
+) -> None:
+    await create_topic(node, "t")
+    client, number = await _client(node)
+    work.costly.add(number)
+    pipelined = (produce("t", b"x", acks=0) + frame(API_VERSIONS, 0)) * 50
+    client.writer.write(pipelined)
+    await turn_until(lambda: number in work.handled)
+    client.writer.close()
+    log = node.partitions.find("t", 0).log
+    await until(lambda: log.end_offset == 50)
+    await until(lambda: not node.server.connections)
+    assert work.handled.count(number) < 50 + 20
+
+
 async def test_a_peer_that_goes_while_it_is_not_read_from_is_noticed(tmp_path: Path) -> None:
     async with running(tmp_path, penstock_max_inflight_requests_per_connection="2") as node:
         await create_topic(node, "t")

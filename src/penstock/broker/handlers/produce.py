@@ -316,7 +316,9 @@ class _Waiting:
     ) -> Appended:
         """Batches are prepared side by side and appended in the order in which they came."""
         node, partition = self._ctx.node, late.partition
-        prepared = node.in_thread(node.prepare_batch, partition, late.records)
+        prepared = node.spawn(
+            node.prepared_batch(partition, late.records, self._connection, is_owed=self._acks != _ACKS_NONE)
+        )
         if previous is not None:
             await asyncio.wait([previous])
         try:
