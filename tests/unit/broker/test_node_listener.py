@@ -29,6 +29,17 @@ NODE_ONLY = {
 }  # fmt: skip
 
 
+#: What Apache Kafka demands CLUSTER_ACTION for, or serves between controllers only.
+KAFKA_NODE_ONLY = {4, 5, 6, 7, 27, 52, 53, 54, 56, 58, 59, 62, 63, 67, 70, 73, 82, 83, 84, 85, 86, 87}
+
+
+def test_what_apache_kafka_keeps_to_its_nodes_is_kept_to_ours() -> None:
+    assert KAFKA_NODE_ONLY & APIS.keys() <= NODE_ONLY.keys()
+    assert {
+        key: api.node_only_from for key, api in APIS.items() if api.node_only_from <= api.max_version
+    } == {key: 4 if key == 24 else 0 for key in NODE_ONLY}
+
+
 async def test_a_client_is_refused_whatever_the_request_says(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         before = _state(node)

@@ -192,6 +192,8 @@ async def test_a_waiting_reader_hears_of_the_end_and_not_of_what_is_open(
 async def test_markers_are_fenced(client: WireClient, partition: Partition) -> None:
     write(partition, 1, epoch=5)
     assert await end(client, 1, committed=True, epoch=4) is ErrorCode.invalid_producer_epoch
+    no_coordinator = await end(client, 1, committed=True, epoch=5, coordinator_epoch=2**31 - 1)
+    assert no_coordinator is ErrorCode.invalid_request
     assert await end(client, 1, committed=True, epoch=5, coordinator_epoch=7) is ErrorCode.none
     fenced = await end(client, 1, committed=True, epoch=5, coordinator_epoch=6)
     assert fenced is ErrorCode.transaction_coordinator_fenced

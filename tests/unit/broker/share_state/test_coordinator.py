@@ -62,6 +62,10 @@ async def test_the_five_requests(tmp_path: Path) -> None:
         Write(key, 0, 1, 0, 0, [(5, 5, 7, 1)]),
         Write(key, 0, 1, 0, 0, [(-5, 5, 2, 1)]),
         Write(key, 0, 1, 0, 0, [(5, 5, 2, -1)]),
+        # Epochs that nobody has had would shut out everyone who has a true one.
+        Initialize(key, 2**31 - 1, 0),
+        Write(key, 0, 2**31 - 1, 0, 0, []),
+        Read(key, 2**31 - 1),
     ):
         assert (await ask(node, question))[0].error is ErrorCode.invalid_request
     # Twice in one request: the second is decided on when the first is stored.
