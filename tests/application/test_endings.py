@@ -215,3 +215,71 @@ def test_what_is_finished_after_a_stop_is_named(
     finish.set()
     ending.join(30)
     assert not ending.is_alive()
+
+
+# At most once: what may be lost is counted
+
+PAGER = """
+import sys, time
+from penstock.client import Penstock
+
+app = Penstock(sys.argv[1], settings={"session.timeout.ms": 2000, "heartbeat.interval.ms": 200})
+
+@app.subscribe(sys.argv[2], group=sys.argv[3], delivery="at-most-once", commit_every="0s")
+def ring(value: int) -> None:
+    if value == 3:
+        print("in hand", flush=True)
+        time.sleep(600)
+
+app.run()
+"""
+
+
+def test_what_a_killed_application_may_have_lost_is_counted_once(
+    bootstrap: str, unique: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, group = unique("alarms"), unique("pager")
+    with Penstock(bootstrap) as app:
+        app.create_topic(topic, partitions=1)
+        for number in range(10):
+            app.publish(topic, number)
+    killed = subprocess.Popen(
+        [sys.executable, "-c", PAGER, bootstrap, topic, group], stdout=subprocess.PIPE, text=True
+    )
+    assert killed.stdout is not None
+    assert killed.stdout.readline() == "in hand\n"
+    killed.kill()
+    killed.wait()
+
+    def counted(until: int) -> tuple[int, list[int]]:
+        """By a new life of the application, which goes on until it has handled that one."""
+        seen: list[int] = []
+        with Penstock(bootstrap, settings=QUICK) as app:
+
+            @app.subscribe(topic, group=group, delivery="at-most-once")
+            def ring(value: int) -> None:
+                seen.append(value)
+
+            app.publish(topic, until)
+            app.start()
+            eventually(lambda: until in seen, what=f"message {until}")
+            return app.figures()[ring.__qualname__].lost_max, seen
+
+    lost, seen = counted(100)
+    assert (lost, seen) == (7, [100]), "0, 1 and 2 were handled; 3 to 9 were committed"
+    assert f"{topic}[0]: up to 7 messages, from offset 3 on, may be lost" in caplog.text
+    assert counted(101) == (0, [101]), "it ended as it should, and those before it are counted already"
+
+
+def test_a_group_that_was_used_under_another_contract_is_warned_of(
+    app: Penstock, bootstrap: str, topic: str, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app.publish(topic, 1)
+    with app.consumer(topic, group=group) as consumer:
+        assert consumer.poll(timeout="30s")
+        consumer.commit()
+    assert "keeps one contract" not in caplog.text
+    app.publish(topic, 2)
+    with app.consumer(topic, group=group, delivery="at-most-once") as consumer:
+        assert consumer.poll(timeout="30s")
+    assert f"group {group} was at-least-once so far, and is at-most-once here" in caplog.text

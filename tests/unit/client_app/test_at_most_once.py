@@ -32,16 +32,24 @@ class Membership:
         self._reached = {("orders", partition): at for partition, at in reached.items()}
         self._error = error
         self.events: list[Any] = []
+        self.done: dict[int, int] = {}
 
     @contextmanager
     def held(self) -> Iterator[None]:
         yield
 
-    def positions(self) -> dict[Place, int]:
-        return dict(self._reached)
+    def positions(self, pending: Sequence[Raw] = ()) -> dict[Place, int]:
+        found = dict(self._reached)
+        for raw in pending:
+            place = "orders", raw.partition()
+            found[place] = min(found.get(place, raw.offset()), raw.offset())
+        return found
 
-    def commit(self, positions: Mapping[Place, int], *, wait: bool) -> None:
+    def commit(
+        self, positions: Mapping[Place, int], *, wait: bool, done: Mapping[Place, int] | None = None
+    ) -> None:
         assert wait
+        self.done = {partition: at for (_, partition), at in (done or {}).items()}
         self.events.append("commit")
         if self._error is not None:
             raise self._error
@@ -73,7 +81,7 @@ def processed(batch: Sequence[Raw], membership: Membership) -> tuple[list[Any], 
     runner, letters, figures = Runner(membership.events), Letters(), Figures()
     session = Session(runner, letters, figures)  # type: ignore[arg-type]
     session.membership = membership  # type: ignore[assignment]
-    AtMostOnce(session).process(batch)
+    AtMostOnce(session, commit_every_s=3600.0, unit=3).process(batch)
     return membership.events, figures
 
 
@@ -100,3 +108,21 @@ def test_nothing_is_handled_without_a_known_commit(error: Exception, dropped: in
     events, figures = processed(BATCH, Membership({0: 7, 1: 9}, error))
     assert events == ["commit", "rejoin"]
     assert figures.dropped == dropped
+
+
+def test_how_far_it_is_handled_is_noted_on_the_way() -> None:
+    membership = Membership({0: 7, 1: 9})
+    noted: list[Any] = []
+
+    class Watching(Runner):
+        def run(self, batch: Sequence[Raw]) -> None:
+            noted.append(membership.done)
+            super().run(batch)
+
+    session = Session(Watching(membership.events), Letters(), Figures())  # type: ignore[arg-type]
+    session.membership = membership  # type: ignore[assignment]
+    contract = AtMostOnce(session, commit_every_s=0.0)
+    contract.process(BATCH)
+    # Before each message: nothing, then one of partition 0, then all of partition 1 too.
+    assert noted == [{0: 5, 1: 8}, {0: 6, 1: 8}, {0: 6, 1: 9}]
+    assert membership.done == {0: 7, 1: 9}

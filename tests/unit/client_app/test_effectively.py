@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from penstock.client.app.contracts import Session
 from penstock.client.app.effectively import EffectivelyOnce, Marks
 from penstock.client.app.figures import Figures
@@ -12,8 +14,18 @@ from penstock.protocol.letters import DELIVERY_COUNT
 
 
 class Raw:
-    def __init__(self, message_id: str, attempts: int = 0) -> None:
+    def __init__(self, message_id: str, attempts: int = 0, offset: int = 0) -> None:
         self.name = message_id, attempts
+        self._offset = offset
+
+    def topic(self) -> str:
+        return "orders"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
 
     def headers(self) -> list[tuple[str, bytes]]:
         message_id, attempts = self.name
@@ -67,3 +79,42 @@ def test_the_retry_of_a_message_that_has_just_failed_is_no_duplicate_of_it() -> 
 def test_an_earlier_attempt_that_comes_again_is_one() -> None:
     assert handled(Raw("a"), in_hand=[Raw("a", 1)]) == []
     assert handled(Raw("a", 1), in_hand=[Raw("a", 1)]) == []
+
+
+class Kept:
+    """A store that keeps what it is told, as one does that outlives the application."""
+
+    def __init__(self) -> None:
+        self.ids: set[str] = set()
+
+    def seen(self, scope: str, ids: Sequence[str]) -> set[str]:
+        return self.ids & set(ids)
+
+    def mark(self, scope: str, ids: Sequence[str], ttl_s: float) -> None:
+        self.ids.update(ids)
+
+
+def member(store: Kept, *, claims: bool) -> tuple[EffectivelyOnce, Any, Figures]:
+    runner: Any = Runner(())
+    letters: Any = SimpleNamespace(settle=lambda: None)
+    session = Session(runner, letters, Figures())
+    session.membership = SimpleNamespace(  # type: ignore[assignment]
+        taken=[], positions=lambda pending: {}, commit=lambda positions, wait: None
+    )
+    return EffectivelyOnce(session, 0.0, Marks(store, "g", 60.0), claims=claims), runner, session.figures  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("claims", [False, True])
+def test_a_failed_message_that_is_read_again_gets_no_second_letter(claims: bool) -> None:
+    """Its member was killed after the letter was there and marked, and before the position was committed."""
+    store = Kept()
+    first, _, _ = member(store, claims=claims)
+    first.failed(Raw("a", offset=7))
+    first.tick()
+    second, runner, figures = member(store, claims=claims)
+    second.process([Raw("a", offset=7), Raw("b", offset=8)])
+    assert runner.given == [("b", 0)]
+    assert figures.duplicates == 1
+    # A dead letter that is replayed is another record of the same id, and is handled.
+    second.process([Raw("a", offset=9)])
+    assert runner.given[1:] == [("a", 0)]

@@ -179,6 +179,8 @@ class _Assembly:
     def _failed(self, raw: Any, error: Exception) -> None:
         self._check(error)
         letter = self._letterbox.failed(raw, error)
+        if isinstance(self._contract, effectively.EffectivelyOnce):
+            self._contract.failed(raw)
         if self._order is not None and raw.key() is not None:
             self._order.moved(raw, letter)
 
@@ -197,7 +199,7 @@ class _Assembly:
             case Delivery.AT_LEAST_ONCE:
                 return AtLeastOnce(session, sub.commit_every_s), None
             case Delivery.AT_MOST_ONCE:
-                return AtMostOnce(session), None
+                return AtMostOnce(session, sub.commit_every_s, sub.batch or 1), None
             case Delivery.EFFECTIVELY_ONCE:
                 return self._effectively_once()
             case Delivery.EXACTLY_ONCE if sub.ledger is not None:

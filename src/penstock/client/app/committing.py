@@ -1,12 +1,36 @@
-"""What may become of a commit: kept, refused, or nobody knows."""
+"""What may become of a commit (kept, refused, or nobody knows), and the note that is kept with a position.
+
+The note names the contract under which the position was committed, so that an application notices when a group is
+used under another one. At most once it also says up to where messages were finished: positions are ahead of that.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final, NamedTuple
 
 from penstock.client.errors import ClientError
 
-__all__ = ["CommitLost", "CommitRefused", "commit_error"]
+__all__ = ["CommitLost", "CommitRefused", "Note", "commit_error", "read_note"]
+
+_NOTE: Final = re.compile(r"penstock (?P<contract>[a-z-]+)(?: done=(?P<done>\d{1,19}))?")
+
+
+class Note(NamedTuple):
+    contract: str
+    #: The first offset that is not known to be finished; None where the contract does not say.
+    done: int | None = None
+
+    def __str__(self) -> str:
+        return f"penstock {self.contract}" + ("" if self.done is None else f" done={self.done}")
+
+
+def read_note(text: str | None) -> Note | None:
+    """None for what no application of ours has committed."""
+    match = _NOTE.fullmatch(text or "")
+    if match is None:
+        return None
+    return Note(match["contract"], None if match["done"] is None else int(match["done"]))
 
 
 class CommitRefused(ClientError):

@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Final
 
 from penstock.client.app.assembly import Machine, assemble
+from penstock.client.app.contracts import note_unfinished
 from penstock.client.app.membership import Membership
 from penstock.client.app.places import Place
 from penstock.client.app.resources import Resources
@@ -134,7 +136,12 @@ class Consumption:
         self.stage = Stage(Phase.CONNECTING, time.monotonic())
         machine = assemble(self.subscription, self._resources, self.figures, self._stopping)
         membership = Membership(
-            machine.settings, machine.topics, start=self.subscription.start, work=_Callbacks(machine)
+            machine.settings,
+            machine.topics,
+            start=self.subscription.start,
+            work=_Callbacks(machine),
+            contract=self.subscription.delivery,
+            unfinished=partial(note_unfinished, self.figures),
         )
         machine.session.membership = membership
         self._machine = machine

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from penstock.client.app.committing import CommitLost, CommitRefused
@@ -20,11 +21,12 @@ from penstock.client.app.membership import Membership
 from penstock.client.app.places import Place, place_of
 from penstock.client.errors import ClientError
 
-__all__ = ["AtLeastOnce", "AtMostOnce", "Contract", "Session", "committed_first"]
+__all__ = ["AtLeastOnce", "AtMostOnce", "Contract", "Session", "committed_first", "note_unfinished"]
 
 _LOG: Final = logging.getLogger("penstock.client")
 #: How long a rebalance waits for what is in hand.
 HAND_OVER_S: Final = 30.0
+_STRETCH_MAX: Final = 1 << 20
 
 
 class Session:
@@ -137,10 +139,27 @@ class AtLeastOnce:
         self._session.figures.lost_in_hand += sum(place_of(raw) in places for raw in in_hand)
 
 
-def committed_first(membership: Membership, figures: Figures, count: int) -> bool:
-    """Whether what was taken last may be handled: its position is committed, and known to be. Else it is given up."""
+def note_unfinished(figures: Figures, place: Place, first: int, end: int) -> None:
+    """Positions of at-most-once are committed before messages are handled: an earlier member left these open."""
+    figures.lost_max += end - first
+    _LOG.warning(
+        "%s[%d]: up to %d messages, from offset %d on, may be lost: an earlier member has committed them and not "
+        "recorded that they were handled",
+        *place,
+        end - first,
+        first,
+    )
+
+
+def committed_first(
+    membership: Membership, figures: Figures, count: int, unfinished: Sequence[Any] = ()
+) -> bool:
+    """Whether what was taken last may be handled: its position is committed, and known to be. Else it is given up.
+
+    `unfinished` are all messages that are not handled yet: what is noted with the position is up to them.
+    """
     try:
-        membership.commit(membership.positions(), wait=True)
+        membership.commit(membership.positions(), wait=True, done=membership.positions(unfinished))
     except CommitRefused as error:
         # Not committed for certain, so whoever has the partitions now gets these messages for the first time.
         _LOG.warning("%s; %d messages are left to their new owner", error, count)
@@ -158,20 +177,58 @@ def committed_first(membership: Membership, figures: Figures, count: int) -> boo
 class AtMostOnce:
     """Nothing is handled before its position is committed, and known to be."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, commit_every_s: float = 0.1, unit: int = 1) -> None:
+        """`unit` is how many messages the handler takes at a time."""
         self._session = session
+        self._commit_every_s = commit_every_s
+        self._noted_s = time.monotonic()
+        self._unit = unit
+        #: How many are handled before it is looked whether to note how far we are.
+        self._stretch = unit
+        self._open: Sequence[Any] = ()
 
     def process(self, batch: Sequence[Any]) -> None:
         session = self._session
         self.tick()
         mine = self._committed(batch)
-        if mine:
-            try:
-                session.runner.run(mine)
-            except BaseException:
-                session.figures.dropped += 1 + len(session.runner.trim())  # what failed, and those behind it
-                raise
-            session.letterbox.settle()
+        while mine:
+            stretch, mine = mine[: self._stretch], mine[self._stretch :]
+            self._open = [*stretch, *mine]
+            self._run(stretch, mine)
+            self._open = mine
+            self._note()
+        session.letterbox.settle()
+
+    def _run(self, stretch: Sequence[Any], rest: Sequence[Any]) -> None:
+        session, began_s = self._session, time.monotonic()
+        try:
+            session.runner.run(stretch)
+        except BaseException:
+            # What failed, and those behind it.
+            session.figures.dropped += 1 + len(session.runner.trim()) + len(rest)
+            raise
+        is_quick = time.monotonic() - began_s < self._commit_every_s / 4
+        longer, shorter = min(self._stretch * 2, _STRETCH_MAX), self._stretch // 2 // self._unit * self._unit
+        self._stretch = longer if is_quick else max(shorter, self._unit)
+
+    def _note(self, *, now: bool = False) -> None:
+        """Keep how far messages are handled, so that the next member can tell what may be lost if this one dies.
+
+        It waits, as every commit does here: one that is under way for longer could move the group back.
+        """
+        if not now and time.monotonic() - self._noted_s < self._commit_every_s:
+            return
+        membership = self._session.membership
+        try:
+            with membership.held():
+                done = membership.positions([*self._session.runner.pending(), *self._open])
+                membership.commit(membership.positions(), wait=True, done=done)
+        except ClientError as error:
+            _LOG.warning("%s; joining again", error)
+            self._session.figures.restarts += 1
+            membership.rejoin()
+        finally:
+            self._noted_s = time.monotonic()
 
     def _committed(self, batch: Sequence[Any]) -> list[Any]:
         """Without what went to another member since it was taken, be it that we have its partition again."""
@@ -179,7 +236,9 @@ class AtMostOnce:
         with membership.held():
             reached = membership.positions()
             mine = [raw for raw in batch if reached.get(place_of(raw), -1) > raw.offset()]
-            return mine if committed_first(membership, self._session.figures, len(mine)) else []
+            unfinished = [*self._session.runner.pending(), *batch]
+            is_ours = committed_first(membership, self._session.figures, len(mine), unfinished)
+            return mine if is_ours else []
 
     def tick(self) -> None:
         """Raises what made it impossible to go on in a lane."""
@@ -193,6 +252,7 @@ class AtMostOnce:
             rest, _ = runner.interrupt(HAND_OVER_S)
             self._session.figures.dropped += len(rest) + len(runner.pending())
             raise
+        self._note()
 
     def stop(self) -> None:
         """What is in hand is committed: nobody else would handle it."""
@@ -200,12 +260,20 @@ class AtMostOnce:
     def finish(self) -> None:
         self._session.runner.drain()
         self._session.letterbox.settle()
+        self._note_last()
 
     def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
         return {}
 
     def revoked(self, places: Sequence[Place]) -> None:
         """What is in hand was committed before: nobody else gets it, so it is finished here."""
+        self._note_last()
+
+    def _note_last(self) -> None:
+        membership = self._session.membership
+        done = membership.positions([*self._session.runner.pending(), *self._open])
+        with suppress(ClientError):  # then the next member counts more than there were
+            membership.commit(membership.positions(), wait=True, done=done)
 
     def lost(self, places: Sequence[Place]) -> None:
         pass

@@ -14,7 +14,7 @@ from typing import Any, Final
 from penstock.client.app.contracts import AtLeastOnce, Session
 from penstock.client.app.figures import Figures
 from penstock.client.app.handles import handle_named
-from penstock.client.app.handling import Call
+from penstock.client.app.handling import NOT_HANDLED, Call
 from penstock.client.app.message import id_of
 from penstock.client.letters import origin_of
 from penstock.client.stores import DedupeStore
@@ -94,8 +94,8 @@ def within_transaction(call: Call, marks: Marks, handle_name: str, figures: Figu
     def handle(raw: Any) -> Any:
         with marks.store.transaction() as transaction:
             if not marks.claim(transaction, id_of(raw)):
-                figures.duplicates += 1
-                return None
+                figures.add("duplicates")
+                return NOT_HANDLED
             with handle_named(handle_name, transaction.connection) as given:
                 return call(raw, **{handle_name: given})
 
@@ -109,7 +109,22 @@ class EffectivelyOnce(AtLeastOnce):
         self._claims = claims
 
     def process(self, batch: Sequence[Any]) -> None:
+        batch = self._without_failed(batch)
         super().process(batch if self._claims else self._new(batch))
+
+    def failed(self, raw: Any) -> None:
+        """A letter of it is on its way: it is marked when that is there, so that it gets no second one."""
+        self._marks.add(_failure_id(raw))
+
+    def _without_failed(self, batch: Sequence[Any]) -> Sequence[Any]:
+        """What failed before and is read again, since its position was not committed in time."""
+        ids = [_failure_id(raw) for raw in batch]
+        known = self._marks.seen(ids)
+        if not known:
+            return batch
+        left = [raw for raw, failure_id in zip(batch, ids, strict=True) if failure_id not in known]
+        self._session.figures.add("duplicates", len(batch) - len(left))
+        return left
 
     def _new(self, batch: Sequence[Any]) -> list[Any]:
         """Without those that are marked, in the lanes, or twice in this batch."""
@@ -120,7 +135,7 @@ class EffectivelyOnce(AtLeastOnce):
         new = []
         for raw, message_id in zip(batch, ids, strict=True):
             if message_id in known or (message_id in in_hand and not _follows(raw, in_hand[message_id])):
-                self._session.figures.duplicates += 1
+                self._session.figures.add("duplicates")
             else:
                 known.add(message_id)
                 new.append(raw)
@@ -138,6 +153,11 @@ class EffectivelyOnce(AtLeastOnce):
 def _follows(raw: Any, other: Any) -> bool:
     """Whether it is a later attempt at the other: that one has failed then, even if its lane has not noticed yet."""
     return _attempts(raw) > _attempts(other)
+
+
+def _failure_id(raw: Any) -> str:
+    """Of the record where it was read: its retry, and a dead letter that is replayed, are other records."""
+    return f"failed {raw.topic()}:{raw.partition()}:{raw.offset()}"
 
 
 def _attempts(raw: Any) -> int:

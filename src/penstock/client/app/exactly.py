@@ -14,10 +14,12 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
+from penstock.client.app.committing import Note
 from penstock.client.app.contracts import HAND_OVER_S, Session
+from penstock.client.app.delivery import Delivery
 from penstock.client.app.failing import Letter
 from penstock.client.app.handling import Call, Chunk
-from penstock.client.app.places import Place, Spot, place_of, spot_of
+from penstock.client.app.places import Place, Spot, at, place_of, spot_of
 from penstock.client.app.publishing import (
     MessageIds,
     NotPublished,
@@ -149,9 +151,10 @@ class TransactionalPublisher:
 
     def commit(self, positions: Mapping[Place, int], group: Any) -> None:
         """Raises TransactionFailed, and then nothing of it is there, or it is there whole (`is_unknown`)."""
-        from confluent_kafka import KafkaException, TopicPartition
+        from confluent_kafka import KafkaException
 
-        offsets = [TopicPartition(*place, offset) for place, offset in sorted(positions.items())]
+        note = str(Note(Delivery.EXACTLY_ONCE))
+        offsets = [at(place, offset, note) for place, offset in sorted(positions.items())]
         try:
             self._producer.send_offsets_to_transaction(offsets, group, _END_S)
             self._producer.flush(_END_S)

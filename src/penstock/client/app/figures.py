@@ -27,6 +27,8 @@ class Figures:
     duplicates: int = 0
     #: At most once: read, and given up because nobody knows whether its position was committed.
     dropped: int = 0
+    #: At most once: committed by an earlier member that has not recorded them as handled. So many may be lost.
+    lost_max: int = 0
     #: In retry topics, for another group.
     skipped: int = 0
     #: Still being handled when their partition was taken away; another member handles them too.

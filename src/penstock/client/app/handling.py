@@ -6,7 +6,7 @@ Every message goes through here, so what need not be done for each is done once,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from penstock.client.app.message import Message
 from penstock.client.letters import Header
@@ -14,12 +14,27 @@ from penstock.client.payload_kinds import BytesCodec
 from penstock.client.payloads import HandlerShape, PayloadError, codec_for
 from penstock.client.tracing import Spans, take_in_hand
 
-__all__ = ["Call", "Chunk", "Hand", "Loop", "Unreadable", "calling", "calling_batch", "looping", "one_by_one"]
+__all__ = [
+    "NOT_HANDLED",
+    "Call",
+    "Chunk",
+    "Hand",
+    "Loop",
+    "Unreadable",
+    "calling",
+    "calling_batch",
+    "looping",
+    "one_by_one",
+]
 
 #: A raw message, and what is given by name: a database connection, for those that ask for one.
 Call = Callable[..., Any]
 #: Messages with what was read from each.
 Chunk = Sequence[tuple[Any, Any]]
+
+
+#: What a call returns that has left its message out: it was handled before, or waits for another one of its key.
+NOT_HANDLED: Final = object()
 
 
 class Unreadable(PayloadError):
@@ -29,10 +44,12 @@ class Unreadable(PayloadError):
 class Hand:
     """The message that a loop is at: whose trace it is that things are published in, and who failed."""
 
-    __slots__ = ("raw",)
+    __slots__ = ("left_out", "raw")
 
     def __init__(self) -> None:
         self.raw: Any = None
+        #: How many of the batch were not handled, without having failed.
+        self.left_out = 0
 
     def headers(self) -> list[Header] | None:
         found: list[Header] | None = self.raw.headers() if self.raw is not None else None
@@ -63,7 +80,8 @@ def one_by_one(call: Call) -> Loop:
     def loop(rest: Iterator[Any], hand: Hand) -> None:
         for raw in rest:
             hand.raw = raw
-            call(raw)
+            if call(raw) is NOT_HANDLED:
+                hand.left_out += 1
 
     return loop
 

@@ -156,11 +156,12 @@ class Inline(_Sequential):
 
     def _handle(self, rest: Iterator[Any]) -> None:
         hand, failures, count = self._hand, 0, len(self._batch)
+        hand.left_out = 0
         take_in_hand(hand)
         while not self._is_through(rest):
             failures += 1
         hand.raw = None
-        self._figures.handled += count - self._taken_away - len(self._left) - failures
+        self._figures.handled += count - self._taken_away - len(self._left) - failures - hand.left_out
 
     def _is_through(self, rest: Iterator[Any]) -> bool:
         """Or one has failed, and the others are still to come."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from penstock.client.app.figures import Figures
 from penstock.client.app.guarding import Stopped
-from penstock.client.app.handling import Call
+from penstock.client.app.handling import NOT_HANDLED, Call
 from penstock.client.app.inline import Failed, nobody_waits
 from penstock.client.app.places import Place, place_of
 
@@ -218,7 +218,7 @@ class ThreadLanes(_Lanes):
 
     def _handle(self, number: int, raw: Any) -> None:
         try:
-            self._call(raw)
+            is_handled = self._call(raw) is not NOT_HANDLED
         except Stopped:
             self._leave(number)
         except Exception as error:
@@ -226,7 +226,7 @@ class ThreadLanes(_Lanes):
         except BaseException as error:
             self._leave(number, error)
         else:
-            self._end(number, well=True)
+            self._end(number, well=is_handled)
 
     def close(self) -> None:
         for queue in self._queues:
@@ -280,7 +280,7 @@ class AsyncLanes(_Lanes):
 
     async def _handle(self, number: int, raw: Any) -> None:
         try:
-            await self._call(raw)
+            is_handled = await self._call(raw) is not NOT_HANDLED
         except Stopped:
             self._leave(number)
         except Exception as error:
@@ -289,7 +289,7 @@ class AsyncLanes(_Lanes):
         except BaseException as error:
             self._leave(number, error)
         else:
-            self._end(number, well=True)
+            self._end(number, well=is_handled)
 
     def close(self) -> None:
         with suppress(RuntimeError):  # the loop has ended

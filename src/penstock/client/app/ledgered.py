@@ -15,7 +15,7 @@ from penstock.client.app.contracts import AtLeastOnce, Session
 from penstock.client.app.effectively import Marks
 from penstock.client.app.figures import Figures
 from penstock.client.app.handles import handle_named
-from penstock.client.app.handling import Call
+from penstock.client.app.handling import NOT_HANDLED, Call
 from penstock.client.app.places import Place, place_of
 from penstock.client.ledgers import Fenced, Ledger, Position
 from penstock.client.letters import origin_of, retry_level
@@ -87,14 +87,14 @@ def entering(call: Call, book: Book, handle_name: str, marks: Marks | None, figu
     def handle(raw: Any) -> Any:
         place, offset = place_of(raw), raw.offset()
         if book.is_behind(place, offset):
-            return None
-        result = None
+            return NOT_HANDLED
+        result: Any = NOT_HANDLED
         with book.ledger.transaction() as transaction:
             if is_new(transaction, raw, place):
                 with handle_named(handle_name, transaction.connection) as given:
                     result = call(raw, **{handle_name: given})
             else:
-                figures.duplicates += 1
+                figures.add("duplicates")
             book.enter(transaction, place, offset)
         book.entered(place, offset)
         return result

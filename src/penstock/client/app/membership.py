@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from penstock.client.app.committing import commit_error
+from penstock.client.app.committing import Note, commit_error, read_note
+from penstock.client.app.delivery import Delivery
 from penstock.client.app.keeping import Keeper
 from penstock.client.app.places import Place, at, place_of
 from penstock.client.app.settings import ApplicationError, Settings
@@ -44,11 +45,25 @@ class Work(Protocol):
 
 
 class Membership:
-    def __init__(self, settings: Settings, topics: Sequence[str], *, start: str, work: Work) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Sequence[str],
+        *,
+        start: str,
+        work: Work,
+        contract: str = Delivery.AT_LEAST_ONCE,
+        unfinished: Callable[[Place, int, int], None] | None = None,
+    ) -> None:
+        """`unfinished` is told what an earlier member has committed and not recorded as finished: from, up to."""
         self._settings = settings
         self._topics = list(topics)
         self._start = start
         self._work = work
+        self._contract = str(contract)
+        self._unfinished = unfinished
+        #: Up to where messages are known to be finished, as it was last committed.
+        self._done: dict[Place, int] = {}
         #: Messages that were taken while the others were being handled.
         self._stash: list[Any] = []
         self._lock = threading.RLock()
@@ -221,15 +236,28 @@ class Membership:
                     found[place] = min(found[place], message.offset())
             return {place: offset for place, offset in found.items() if place not in self._astray}
 
-    def commit(self, positions: Mapping[Place, int], *, wait: bool) -> None:
-        """Only what has moved. Raises CommitRefused, CommitLost where it waits, and else it is known to be kept."""
+    def commit(
+        self, positions: Mapping[Place, int], *, wait: bool, done: Mapping[Place, int] | None = None
+    ) -> None:
+        """Only what has moved. Raises CommitRefused, CommitLost where it waits, and else it is known to be kept.
+
+        `done` is noted with the positions, where these are ahead of what is finished.
+        """
         from confluent_kafka import KafkaException
 
-        before = self._committed if wait else self._sent
-        moved = {place: offset for place, offset in positions.items() if before.get(place) != offset}
+        before, finished = self._committed if wait else self._sent, done or {}
+        moved = {
+            place: offset
+            for place, offset in positions.items()
+            if before.get(place) != offset or self._done.get(place) != finished.get(place)
+        }
         if not moved:
             return
-        offsets = [at(place, offset) for place, offset in sorted(moved.items())]
+        offsets = [
+            at(place, offset, str(Note(self._contract, finished.get(place))))
+            for place, offset in sorted(moved.items())
+        ]
+        self._done.update({place: finished[place] for place in moved if place in finished})
         try:
             answers = self._consumer.commit(offsets=offsets, asynchronous=not wait)
         except KafkaException as error:
@@ -326,6 +354,7 @@ class Membership:
         told = consumer.committed(partitions, timeout=_COMMITTED_S)
         known = {(each.topic, each.partition): each.offset for each in told if each.offset >= 0}
         self._kept(known)
+        self._heed_notes(consumer, told)
         new = {}
         for each in told:
             if each.error is not None:
@@ -334,9 +363,34 @@ class Membership:
                 low, high = consumer.get_watermark_offsets(each, timeout=_WATERMARKS_S)
                 new[each.topic, each.partition] = low if self._starts_first(each.topic) else high
         if new:
-            consumer.commit(offsets=[at(place, offset) for place, offset in new.items()], asynchronous=False)
+            note = str(Note(self._contract))
+            consumer.commit(
+                offsets=[at(place, offset, note) for place, offset in new.items()], asynchronous=False
+            )
             self._kept(new)
         return {**known, **new}
+
+    def _heed_notes(self, consumer: Any, told: Sequence[Any]) -> None:
+        notes = [(each, note) for each in told if (note := read_note(each.metadata)) is not None]
+        others = {note.contract for _, note in notes} - {self._contract}
+        if others:
+            _LOG.warning(
+                "group %s was %s so far, and is %s here: a group keeps one contract",
+                self._settings["group.id"],
+                ", ".join(sorted(others)),
+                self._contract,
+            )
+        gaps = {
+            (each.topic, each.partition): (note.done, each.offset)
+            for each, note in notes
+            if note.done is not None and note.done < each.offset
+        }
+        if gaps and self._unfinished is not None:
+            for place, (done, offset) in sorted(gaps.items()):
+                self._unfinished(place, done, offset)
+            # Each is counted by one member.
+            counted = [at(place, end, str(Note(self._contract, end))) for place, (_, end) in gaps.items()]
+            consumer.commit(offsets=counted, asynchronous=False)
 
     def _kept(self, positions: Mapping[Place, int]) -> None:
         self._committed.update(positions)
@@ -368,7 +422,7 @@ class Membership:
         self._losses += 1
         self._stash = [m for m in self._stash if place_of(m) not in gone]
         for place in gone:
-            for known in (self._committed, self._sent, self._sought):
+            for known in (self._committed, self._sent, self._sought, self._done):
                 known.pop(place, None)
         self._astray -= gone
         self._paused -= gone

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.client.app.failing import Letter
+from penstock.client.app.handling import NOT_HANDLED
 from penstock.client.app.places import Place
 from penstock.client.letters import origin_of, original_topic, retry_level
 
@@ -73,7 +74,7 @@ def ordered(
         level = order.must_follow(raw) if raw.key() is not None else None
         if level is not None:
             order.moved(raw, follow(raw, level))
-            return None
+            return NOT_HANDLED
         result = call(raw)
         if raw.key() is not None:
             order.moved(raw, None)

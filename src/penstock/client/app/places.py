@@ -12,10 +12,13 @@ Place = tuple[str, int]
 Spot = tuple[str, int, int]
 
 
-def at(place: Place, offset: int | None = None) -> Any:
+def at(place: Place, offset: int | None = None, note: str | None = None) -> Any:
+    """`note` is kept with a committed position."""
     from confluent_kafka import TopicPartition
 
-    return TopicPartition(*place) if offset is None else TopicPartition(*place, offset)
+    if offset is None:
+        return TopicPartition(*place)
+    return TopicPartition(*place, offset) if note is None else TopicPartition(*place, offset, note)
 
 
 def place_of(raw: Any) -> Place:

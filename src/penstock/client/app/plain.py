@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from random import Random
 from typing import Any, Final, Protocol, Self
 
 from penstock.client.app.committing import CommitRefused
-from penstock.client.app.contracts import committed_first
+from penstock.client.app.contracts import committed_first, note_unfinished
 from penstock.client.app.delivery import Delivery
 from penstock.client.app.failing import Failing, Reject, Retry
 from penstock.client.app.figures import Figures
@@ -105,7 +106,12 @@ class Polling:
             resources.bootstrap, resources.name, resources.settings, group=declared.group
         )
         self._membership = Membership(
-            settings, [*declared.topics, *topics], start=declared.start, work=_Callbacks(self)
+            settings,
+            [*declared.topics, *topics],
+            start=declared.start,
+            work=_Callbacks(self),
+            contract=declared.delivery,
+            unfinished=partial(note_unfinished, self.figures),
         )
 
     # -- messages ------------------------------------------------------------------------------------
@@ -144,7 +150,7 @@ class Polling:
             ready = ready[:count_max]
             if not self._commits_first:
                 self._hand.add(ready)
-            elif ready and not committed_first(membership, self.figures, len(ready)):
+            elif ready and not committed_first(membership, self.figures, len(ready), ready):
                 return []
         return ready
 
@@ -281,6 +287,9 @@ class Polling:
             raise self._trouble
         if self._commits_first:
             self._letterbox.settle()
+            if wait:
+                reached = self._membership.positions()
+                self._membership.commit(reached, wait=True, done=reached)
             return
         positions = self._membership.positions(self._hand.unanswered())
         try:
