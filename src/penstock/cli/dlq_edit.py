@@ -38,6 +38,12 @@ def edit_letter(
         headers=tuple((name, text.encode()) for name, text in pairs(headers or (), "--header").items()),
     )
     if editor or change.is_none:
+        if not editor and not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise Failure(
+                "there is no terminal for an editor",
+                exit_code=WRONG_USAGE,
+                hint="give the corrected value with --value TEXT, --value @FILE or --value -, or say --editor",
+            )
         change = Change(key=change.key, value=_from_editor(letter), headers=change.headers)
     now_ms = int(time.time() * 1000)
     edited(letter, change, now_ms)  # what is wrong with it is told before anybody's turn is taken

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -33,16 +34,19 @@ class Seen(NamedTuple):
 
 
 def print_summaries(found: list[Summary]) -> None:
-    columns = ["topic", "waiting", "replayed", "edited", "purged", "oldest", "newest", "groups", "errors"]
-    print_table(columns, (_summary_row(each) for each in found))
+    columns = ["topic", "waiting", "replayed", "edited", "purged", "oldest", "age", "left", "newest"]
+    now_ms = round(time.time() * 1000)
+    print_table([*columns, "groups", "errors"], (_summary_row(each, now_ms) for each in found))
 
 
-def _summary_row(found: Summary) -> list[Cell]:
+def _summary_row(found: Summary, now_ms: int) -> list[Cell]:
     return [
         found.topic,
         found.waiting,
         *(found.done[state] for state in (State.REPLAYED, State.EDITED, State.PURGED)),
         _when(found.oldest_ms),
+        None if found.oldest_ms is None else _length(now_ms - found.oldest_ms),
+        None if (left_ms := found.oldest_left_ms(now_ms)) is None else _length(left_ms),
         _when(found.newest_ms),
         _plain(", ".join(name or "?" for name, _ in found.groups.most_common(TOP))),
         _plain(", ".join(f"{name or '?'} ({count})" for name, count in found.errors.most_common(TOP))),
@@ -56,6 +60,8 @@ def summary_document(found: Summary) -> dict[str, Any]:
         "waiting": found.waiting,
         **{state.value: found.done[state] for state in State},
         "oldest": found.oldest_ms,
+        "oldest_left": found.oldest_left_ms(round(time.time() * 1000)),
+        "retention": found.retention_ms,
         "newest": found.newest_ms,
         "groups": dict(found.groups.most_common()),
         "errors": dict(found.errors.most_common()),
@@ -262,6 +268,14 @@ def _hex_lines(data: bytes) -> Iterator[str]:
         part = data[at : at + HEX_COLUMNS]
         shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
         yield f"{at:08x}  {part.hex(' '):<{3 * HEX_COLUMNS}} {shown}"
+
+
+def _length(length_ms: int) -> str:
+    """The largest unit that is full, for a glance: 29d, 5h, 12m."""
+    for unit, unit_ms in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000)):
+        if length_ms >= unit_ms:
+            return f"{length_ms // unit_ms}{unit}"
+    return f"{max(length_ms, 0) // 1000}s"
 
 
 def _when(moment_ms: int | None) -> str | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.protocol.letters import (
+    DEAD_LETTER_RETENTION_MS,
     DELIVERY_COUNT,
     ERROR_CLASS,
     ERROR_STACK,
@@ -68,7 +69,11 @@ RETRY_SETTINGS: Final = {
     "message.timestamp.type": "CreateTime",
     "message.timestamp.after.max.ms": str(_LONG_MAX),
 }
-DEAD_LETTER_SETTINGS: Final = {"message.timestamp.type": "CreateTime"}
+#: Letters are kept for thirty days: whoever looks after them need not do so within the week of other topics.
+DEAD_LETTER_SETTINGS: Final = {
+    "message.timestamp.type": "CreateTime",
+    "retention.ms": str(DEAD_LETTER_RETENTION_MS),
+}
 REPLAYED_SETTINGS: Final = {"cleanup.policy": "compact"}
 
 

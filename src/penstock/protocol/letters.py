@@ -32,6 +32,9 @@ STACK_BYTES_MAX: Final = 8 << 10
 MESSAGE_BYTES_MAX: Final = 4 << 10
 _CUT: Final = " ..."
 
+#: How long a dead-letter topic keeps what it has, where it is made for that: 30 days.
+DEAD_LETTER_RETENTION_MS: Final = 30 * 24 * 60 * 60 * 1000
+
 #: By which a message is known as the same one when it is published twice.
 MESSAGE_ID: Final = "message-id"
 

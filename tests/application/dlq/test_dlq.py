@@ -15,6 +15,7 @@ from tests.compat import share
 from tests.compat.message import Message
 from tests.waiting import eventually
 
+from penstock.client import Penstock
 from penstock.client.deadletters.replaying import Replay, Request, survey
 from penstock.client.deadletters.turns import Overtaken, taken, turn_query
 from penstock.client.letters import RETRY_SETTINGS, is_for, origin_of, replayed_topic
@@ -403,6 +404,7 @@ def test_in_the_users_own_editor(penstock, answer, office, orders, monkeypatch, 
         dead, [letter(orders, 0, value=b'{"colour":"rde","n":1}'), letter(orders, 1, value=b"\xff\xfe")]
     )
     monkeypatch.delenv("VISUAL", raising=False)
+    assert "there is no terminal for an editor" in penstock("dlq", "edit", dead, "0:0", code=2)[1]
     script = tmp_path / "editor"
     for does, complaint in (
         ("exit 3", "the editor ended with code 3: nothing was changed"),
@@ -411,12 +413,12 @@ def test_in_the_users_own_editor(penstock, answer, office, orders, monkeypatch, 
     ):
         script.write_text(f"#!/bin/sh\n{does}\n")
         monkeypatch.setenv("EDITOR", f"sh {script}")
-        assert complaint in penstock("dlq", "edit", dead, "0:0", code=1)[1]
+        assert complaint in penstock("dlq", "edit", dead, "0:0", "--editor", code=1)[1]
     monkeypatch.setenv("EDITOR", "no-such-editor")
-    assert "no-such-editor cannot be started" in penstock("dlq", "edit", dead, "0:0", code=1)[1]
-    assert "is no text" in penstock("dlq", "edit", dead, "0:1", code=1)[1]
+    assert "no-such-editor cannot be started" in penstock("dlq", "edit", dead, "0:0", "--editor", code=1)[1]
+    assert "is no text" in penstock("dlq", "edit", dead, "0:1", "--editor", code=1)[1]
     monkeypatch.setenv("EDITOR", "sed -i s/rde/red/")
-    assert f"{dead} 0:0 is now 0:2\n" in penstock("dlq", "edit", dead, "0:0")[1]
+    assert f"{dead} 0:0 is now 0:2\n" in penstock("dlq", "edit", dead, "0:0", "--editor")[1]
     assert answer("dlq", "show", dead, "0:2")["value"] == '{"colour":"red","n":1}'
     told = penstock("dlq", "edit", dead, "0:2", "--value", f"@{tmp_path / 'none'}", code=2)[1]
     assert "cannot be read" in told
@@ -495,3 +497,20 @@ def test_what_a_share_group_gave_up_goes_back_to_everybody(penstock, answer, off
         assert (again.value(), again.key(), again.headers()) == (b"1", b"k", [("trace", b"abc")])
     finally:
         worker.close()
+
+
+def test_the_list_tells_how_old_letters_are_and_how_long_they_are_kept(
+    penstock, answer, office, unique, bootstrap
+):
+    orders = office.create(unique("orders"), 1)
+    with Penstock(bootstrap) as app, app.consumer(orders, group="g", dead_letters=True) as consumer:
+        app.publish(orders, b"bad")
+        (message,) = consumer.poll(timeout="30s")
+        consumer.reject(message, "bad")
+        consumer.commit()
+    (found,) = [each for each in answer("dlq", "list") if each["topic"] == f"{orders}.dlq"]
+    days = 24 * 60 * 60 * 1000
+    assert found["retention"] == 30 * days
+    assert 29 * days < found["oldest_left"] <= 30 * days
+    (line,) = [each for each in penstock("dlq", "list")[0].splitlines() if f"{orders}.dlq" in each]
+    assert " 29d " in line

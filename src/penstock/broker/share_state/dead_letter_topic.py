@@ -11,6 +11,7 @@ from penstock.cluster.effective import effective_topic_setting
 from penstock.cluster.names import is_internal
 from penstock.cluster.state import ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.letters import DEAD_LETTER_RETENTION_MS
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -53,5 +54,5 @@ def _new_topic(node: Node, name: str, source: TopicState) -> NewTopic:
         name=name,
         partitions=len(source.partitions),
         replication_factor=min(replicas, len(node.image.brokers)),  # those that are down will be back
-        configs=((_MAX_BYTES, str(largest)),),
+        configs=((_MAX_BYTES, str(largest)), ("retention.ms", str(DEAD_LETTER_RETENTION_MS))),
     )

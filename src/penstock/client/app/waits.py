@@ -16,10 +16,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.client.app.settings import admin_settings
+from penstock.client.cluster import Coordinates
+from penstock.client.connection import Connection
+from penstock.client.errors import ClientError, check
+from penstock.client.retrying import Deadline
 from penstock.client.settings import Address
+from penstock.protocol.schemas import schema_class
 
 if TYPE_CHECKING:
     from penstock.client.app.resources import Resources
@@ -33,7 +37,7 @@ _LOOK_S: Final = 0.25
 _REPORT_AFTER_S: Final = 1.2
 _REPEAT_S: Final = 10.0
 _CONNECT_S: Final = 0.3
-_DESCRIBE_S: Final = 5.0
+_DESCRIBE_MS: Final = 5_000
 #: What librdkafka has where nothing is set.
 _POLL_INTERVAL_MS: Final = 300_000
 _NAMED_MAX: Final = 3
@@ -56,6 +60,11 @@ class Stage:
     #: Of the member, while it joins.
     settings: dict[str, Any] | None = None
     member_id: str = ""
+
+
+class Member(NamedTuple):
+    member_id: str
+    host: str
 
 
 class WaitReporter(threading.Thread):
@@ -85,10 +94,10 @@ class WaitReporter(threading.Thread):
         self._said[number] = stage, now_s
         sentence = self._sentence(waiter.subscription, stage)
         # It may have got what it waited for while the cluster was asked.
-        if sentence is not None and waiter.stage.since_s == stage.since_s and not self._ended.is_set():
+        if waiter.stage.since_s == stage.since_s and not self._ended.is_set():
             _LOG.warning("%s", sentence)
 
-    def _sentence(self, subscription: Subscription, stage: Stage) -> str | None:
+    def _sentence(self, subscription: Subscription, stage: Stage) -> str:
         addresses = self._resources.addresses()
         reason = unreachable(addresses)
         if reason is not None:
@@ -96,31 +105,45 @@ class WaitReporter(threading.Thread):
         topics = ", ".join(subscription.topics)
         if stage.phase is Phase.CONNECTING or stage.settings is None:
             return f"{subscription.name} waits for the brokers to answer about {topics}"
-        found = described(self._resources, subscription.group)
+        protocol = str(stage.settings.get("group.protocol", "classic"))
+        found = members_of(self._resources, subscription.group, protocol=protocol)
         if found is None:
             return f"waiting for partitions of {topics}: the coordinator of group {subscription.group} does not answer"
         waited_s = time.monotonic() - stage.since_s
         return waiting_for(subscription, found, stage, waited_s)
 
 
-def described(resources: Resources, group: str) -> Any:
-    """The group as its coordinator describes it; None where that cannot be had."""
-    from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
+def members_of(resources: Resources, group: str, *, protocol: str) -> list[Member] | None:
+    """As the group's coordinator describes them; None where that cannot be had.
 
-    admin = AdminClient(admin_settings(resources.bootstrap, resources.name, resources.settings))
-    (future,) = admin.describe_consumer_groups([group], request_timeout=_DESCRIBE_S).values()
+    Not by the admin client of librdkafka, which may end the process when it is closed while a request is under way.
+    """
+    if protocol == "consumer":
+        name = "consumer_group_describe.v0.request:ConsumerGroupDescribeRequest"
+        request = schema_class(name)(group_ids=(group,), include_authorized_operations=False)
+    else:
+        name = "describe_groups.v5.request:DescribeGroupsRequest"
+        request = schema_class(name)(groups=(group,), include_authorized_operations=False)
+
+    def ask(connection: Connection) -> list[Member]:
+        (found,) = connection.call(request, timeout_ms=_DESCRIBE_MS).groups
+        check(found.error_code, f"group {group}")
+        return [Member(str(each.member_id), str(each.client_host)) for each in found.members]
+
+    cluster = resources.cluster()
     try:
-        return future.result(_DESCRIBE_S)
-    except (KafkaException, TimeoutError):
+        return cluster.call_coordinator(Coordinates.GROUP, group, ask, deadline=Deadline(_DESCRIBE_MS))
+    except ClientError:
         return None
+    finally:
+        cluster.close()
 
 
-def waiting_for(subscription: Subscription, group: Any, stage: Stage, waited_s: float) -> str | None:
-    """A sentence on a member that has no partitions yet; None where it is not to have any. Pure."""
+def waiting_for(subscription: Subscription, members: Sequence[Member], stage: Stage, waited_s: float) -> str:
+    """A sentence on a member that has no partitions yet. Pure."""
     assert stage.settings is not None
     topics = ", ".join(subscription.topics)
-    others = [each for each in group.members if each.member_id != stage.member_id]
+    others = [each for each in members if each.member_id != stage.member_id]
     start = f"waiting for partitions of {topics}: "
     if not others:
         return f"{start}group {subscription.group} is being rebalanced"
