@@ -1,4 +1,4 @@
-"""Three nodes in two racks: where replicas are placed, where consumers read, and how fast replicas are moved."""
+"""Three nodes in two racks: where replicas are placed, read, moved at a bounded rate, and eligible to lead."""
 
 import contextlib
 import json
@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 from kio.schema.alter_partition_reassignments.v1 import request as reassignment
+from kio.schema.describe_topic_partitions.v0 import request as describing
 from tests.brokers import external_bootstrap
 from tests.clusters import ClusterProcesses
 from tests.compat import confluent
@@ -180,3 +181,32 @@ def _reassign(cluster: ClusterProcesses, topic: str, replicas: list[int]) -> Non
         answer = connection.call(request)
     assert answer.error_code is ErrorCode.none, answer
     assert answer.responses[0].partitions[0].error_code is ErrorCode.none, answer
+
+
+def test_a_replica_that_leaves_below_the_minimum_stays_eligible(
+    cluster: ClusterProcesses, admin: AdminClient, unique: Callable[[str], str]
+) -> None:
+    """KIP-966, as kafka-topics --describe shows it: nothing is committed without node 3, so it may still lead."""
+    topic = unique("eligible")
+    create(admin, topic, replicas=[1, 3])
+    eventually(lambda: _described(cluster, topic) == ((1, 3), (), ()))
+    cluster.nodes[3].kill()
+    eventually(lambda: _described(cluster, topic) == ((1,), (3,), ()), what="node 3 is eligible")
+    cluster.nodes[3].start()
+    eventually(lambda: _described(cluster, topic) == ((1, 3), (), ()), what="node 3 is in sync again")
+
+
+def _described(cluster: ClusterProcesses, topic: str) -> tuple[tuple[int, ...], ...]:
+    """In sync, eligible, last known eligible."""
+    request = describing.DescribeTopicPartitionsRequest(
+        topics=(describing.TopicRequest(name=topic),), response_partition_limit=10, cursor=None
+    )
+    with connected(cluster.nodes[1].direct_address) as connection:
+        partitions = connection.call(request).topics[0].partitions
+    assert partitions, "this node has not heard of the topic yet"
+    (partition,) = partitions
+    return (
+        tuple(sorted(partition.isr_nodes)),
+        tuple(partition.eligible_leader_replicas or ()),
+        tuple(partition.last_known_elr or ()),
+    )

@@ -79,7 +79,7 @@ TRANSACTIONS: Final = (
         _BOOLEAN,
         True,
         "Let producers have transactions that only they end, because a system outside takes part in them, such as the "
-        "checkpoint of a Spark query.",
+        "checkpoint of a Spark query. Apache Kafka's default is false.",
     ),
     _node(
         "add.partitions.to.txn.retry.backoff.max.ms",

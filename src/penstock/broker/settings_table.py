@@ -370,7 +370,7 @@ _CLUSTER = (
         _INT,
         1000,
         "How long a quorum request may take. It is doubled for a node that has not answered in time, up to 4 times "
-        "this.",
+        "this. Apache Kafka's default is 2000.",
         1,
     ),
     _node(
@@ -447,7 +447,13 @@ _CLUSTER = (
         "Rest of a follower after an error. Apache Kafka's default is 1000.",
         0,
     ),
-    _node("replica.socket.timeout.ms", _INT, 3000, "How long a request to another node may take.", 1),
+    _node(
+        "replica.socket.timeout.ms",
+        _INT,
+        3000,
+        "How long a request to another node may take. Apache Kafka's default is 30000.",
+        1,
+    ),
     _node(
         "replica.high.watermark.checkpoint.interval.ms",
         _LONG,

@@ -52,6 +52,13 @@ def test_every_setting_is_read_by_the_node() -> None:
     assert [name for name in unread if not NODE_SETTINGS[name].doc.startswith("Accepted for compat")] == []
 
 
+def test_every_default_that_differs_from_apache_kafkas_is_on_the_page_of_differences() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "differences.md").read_text()
+    differing = [name for name, setting in NODE_SETTINGS.items() if "Apache Kafka's default" in setting.doc]
+    assert len(differing) > 10
+    assert [name for name in differing if f"`{name}`" not in page] == []
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
