@@ -14,19 +14,22 @@ from penstock.broker.context import RequestContext
 from penstock.groups.share_state.values import Explain, Key
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.share_failures import (
-    GROUPS_DELAY,
     ShareFailures,
     pack_answer,
     read_share_failures,
 )
 
 _HEAD: Final = struct.Struct(">ii")  # size, correlation id
+#: Below what a topic takes in one batch by default, since all of it is stored as one record.
+_BYTES_MAX: Final = 768 << 10
 
 
 def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
 ) -> Reply | Slot:
     """Raises MalformedFrame."""
+    if len(frame) > _BYTES_MAX:
+        raise MalformedFrame("more about failures than can be stored together")
     asked = read_share_failures(frame, position)
     if asked.for_coordinator and not connection.for_nodes:
         raise MalformedFrame("what leaders tell coordinators is for nodes")
@@ -62,13 +65,7 @@ def _explanation(asked: ShareFailures) -> Explain:
 
 async def _take(ctx: RequestContext, asked: ShareFailures) -> None:
     """Raises ApiError."""
-    group = asked.group
-    led = ctx.node.share.get(group, (asked.topic_id.bytes, asked.partition))
+    led = ctx.node.share.get(asked.group, (asked.topic_id.bytes, asked.partition))
     if led is None:
         raise ApiError(ErrorCode.invalid_record_state, "nobody holds records here")
-    for failure in asked.failures:
-        if failure.delay_ms != GROUPS_DELAY:
-            led.ask_delay(failure.offset, failure.delivery_count, failure.delay_ms)
-    errors = [failure for failure in asked.failures if failure.error is not None]
-    if errors and led.current().policy.buries:
-        await ctx.node.share_state.persister.explain(group, asked.topic_id, asked.partition, errors)
+    await led.take_failures(asked.failures)

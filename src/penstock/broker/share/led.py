@@ -13,14 +13,18 @@ from penstock.groups.share_partition.acknowledging import check_order
 from penstock.groups.share_partition.partition import SharePartition
 from penstock.groups.share_state.values import UNSET
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.share_failures import GROUPS_DELAY
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.broker.partition import Partition
     from penstock.broker.share.table import SharePartitions
     from penstock.groups.config import GroupConfig
     from penstock.groups.share_partition.messages import Write
     from penstock.groups.share_partition.policy import Policy
     from penstock.groups.share_state.values import Totals
+    from penstock.protocol.share_failures import WorkerFailure
 
 logger = logging.getLogger("penstock.share")
 
@@ -162,9 +166,17 @@ class LedSharePartition:
         is_written = rules.acknowledge(member, batches, now_ms=monotonic_ms(), chance=random.random())
         return self._changed_by_member(is_written=is_written)
 
-    def ask_delay(self, offset: int, delivery_count: int, delay_ms: int) -> bool:
-        """False where nobody has the record from this delivery. Raises ApiError."""
-        return self.current().ask_delay(offset, delivery_count, delay_ms)
+    async def take_failures(self, failures: Sequence[WorkerFailure]) -> None:
+        """What workers say of records that they have; the rest is passed over. Raises ApiError."""
+        rules, partition = self.current(), self.partition
+        held = [one for one in failures if rules.is_held(one.offset, one.delivery_count)]
+        for failure in held:
+            if failure.delay_ms != GROUPS_DELAY:
+                rules.ask_delay(failure.offset, failure.delivery_count, failure.delay_ms)
+        errors = [failure for failure in held if failure.error is not None]
+        if errors and rules.policy.buries:
+            persister = self._node.share_state.persister
+            await persister.explain(self.group, partition.topic_id, partition.index, errors)
 
     def release(self, member: str, *, with_delay: bool) -> asyncio.Future[None] | None:
         if self.rules is None or self.error is not None:

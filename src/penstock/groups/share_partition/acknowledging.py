@@ -171,16 +171,22 @@ def _answer_release(core: Core, row: _Row, after: Bytes, policy: Policy, now_ms:
     return after
 
 
+def is_held(core: Core, offset: int, delivery_count: int) -> bool:
+    """Whether somebody has the record from this delivery."""
+    window = core.window
+    low, high = window.clip(offset, offset + 1)
+    return low < high and window.states[low] == ACQUIRED and window.counts[low] == min(delivery_count, 255)
+
+
 def ask_delay(core: Core, offset: int, delivery_count: int, delay_ms: int) -> bool:
     """For when the record is released from this delivery. False where nobody has it from this delivery."""
     window = core.window
-    low, high = window.clip(offset, offset + 1)
-    if low == high or window.states[low] != ACQUIRED or window.counts[low] != min(delivery_count, 255):
+    if not is_held(core, offset, delivery_count):
         return False
     if len(core.delays_asked) > len(window):
         # Those that were asked for deliveries that have ended in another way.
         core.delays_asked = {at: asked for at, asked in core.delays_asked.items() if at >= window.start}
-    core.delays_asked[offset] = window.counts[low], delay_ms
+    core.delays_asked[offset] = window.counts[offset - window.start], delay_ms
     return True
 
 

@@ -130,6 +130,10 @@ class SharePartition:
             self._core, member, batches, self.policy, now_ms=now_ms, chance=chance
         )
 
+    def is_held(self, offset: int, delivery_count: int) -> bool:
+        """Whether somebody has the record from this delivery."""
+        return acknowledging.is_held(self._core, offset, delivery_count)
+
     def ask_delay(self, offset: int, delivery_count: int, delay_ms: int) -> bool:
         """How long a record rests if it is released from this delivery, whatever the group's settings say.
 
