@@ -181,6 +181,14 @@ _SCHEDULE = (
         False,
         "Hold records with a penstock-deliver-at or penstock-deliver-after header back until they are due.",
     ),
+    _topic(
+        "penstock.delivery.contract",
+        _STRING,
+        "none",
+        "The delivery contract that applications and pipelines must keep which subscribe to the topic; those that "
+        "promise less refuse to start. Other clients do not look at it.",
+        choices=("none", "at-most-once", "at-least-once", "effectively-once", "exactly-once"),
+    ),
 )
 
 _DURABILITY = (

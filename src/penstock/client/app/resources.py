@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from penstock.client.letter_topics import ensure_letters
 from penstock.client.letters import DEAD_LETTER_SETTINGS, RETRY_SETTINGS, dead_letter_topic, retry_topic
 from penstock.client.settings import Address, ConnectionSettings
 from penstock.client.stores import StoreError, StoreUnavailable
+from penstock.client.topic_contracts import LesserContract, check_topic_contracts
 from penstock.client.tracing import Spans
 
 __all__ = ["Resources"]
@@ -164,6 +165,7 @@ class Resources:
         cluster = self.cluster()
         try:
             found = cluster.topics(subscription.topics)
+            self._check_contracts(cluster, subscription, found)
             with self._lock:
                 self._addresses.update(node.address for node in cluster.known_nodes())
             for topic in subscription.topics:
@@ -178,6 +180,13 @@ class Resources:
         finally:
             cluster.close()
         return made
+
+    def _check_contracts(self, cluster: Cluster, subscription: Subscription, topics: Iterable[str]) -> None:
+        """Raises ApplicationError."""
+        try:
+            check_topic_contracts(cluster, topics, str(subscription.delivery), who=subscription.name)
+        except LesserContract as flaw:
+            raise ApplicationError(str(flaw)) from None
 
     def close(self, timeout_s: float) -> int:
         """How many messages were given up. Brokers that do not answer are not waited for."""

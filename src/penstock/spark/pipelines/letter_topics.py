@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from penstock.client.cluster import Cluster
@@ -17,6 +17,7 @@ from penstock.client.letters import (
 )
 from penstock.client.metadata import TopicInfo
 from penstock.client.positions import committed
+from penstock.client.topic_contracts import LesserContract, check_topic_contracts
 from penstock.spark.pipelines.declaration import Pipeline, PipelineError
 from penstock.spark.pipelines.routing import Routing
 
@@ -43,7 +44,11 @@ def sources(cluster: Cluster, pipeline: Pipeline) -> dict[str, TopicInfo]:
 
 
 def ensure(cluster: Cluster, pipeline: Pipeline, topics: Mapping[str, TopicInfo]) -> Routing:
-    """Make those that are missing, and let those grow whose source has grown. Raises Unavailable, Refused."""
+    """Make those that are missing, and let those grow whose source has grown.
+
+    Raises PipelineError where a source asks for more than the pipeline promises; Unavailable, Refused.
+    """
+    _check_contracts(cluster, pipeline, topics)
     partitions = {}
     retries = {}
     for source, info in topics.items():
@@ -60,6 +65,13 @@ def ensure(cluster: Cluster, pipeline: Pipeline, topics: Mapping[str, TopicInfo]
         retries=retries,
         partitions=partitions,
     )
+
+
+def _check_contracts(cluster: Cluster, pipeline: Pipeline, topics: Iterable[str]) -> None:
+    try:
+        check_topic_contracts(cluster, topics, pipeline.delivery.value, who=f"pipeline {pipeline.name}")
+    except LesserContract as flaw:
+        raise PipelineError(str(flaw)) from None
 
 
 def _levels(cluster: Cluster, pipeline: Pipeline, source: str) -> list[str]:
@@ -85,6 +97,7 @@ def with_new(routing: Routing, cluster: Cluster, pipeline: Pipeline) -> Routing:
     new = {name: info for name, info in topics.items() if dead_letter_topic(name) not in routing.partitions}
     if not new:
         return routing
+    _check_contracts(cluster, pipeline, new)
     made = {
         dead_letter_topic(name): ensure_letters(cluster, dead_letter_topic(name), info, DEAD_LETTER_SETTINGS)
         for name, info in new.items()

@@ -1,0 +1,64 @@
+"""A topic that declares its contract: who promises less does not start, on brokers that know the setting."""
+
+from collections.abc import Callable
+
+import pytest
+
+from penstock.client import ApplicationError, Penstock
+from penstock.client.cluster import Cluster
+from penstock.client.settings import ConnectionSettings
+from penstock.client.topic_contracts import keeps
+
+CONTRACTS = ("at-most-once", "at-least-once", "effectively-once", "exactly-once")
+
+
+def test_what_keeps_what() -> None:
+    assert {asked: [each for each in CONTRACTS if keeps(each, asked)] for asked in ("none", *CONTRACTS)} == {
+        "none": list(CONTRACTS),
+        "at-most-once": ["at-most-once", "effectively-once", "exactly-once"],
+        "at-least-once": ["at-least-once", "effectively-once", "exactly-once"],
+        "effectively-once": ["effectively-once", "exactly-once"],
+        "exactly-once": ["exactly-once"],
+    }
+    assert keeps("at-most-once", "a contract of later versions")
+
+
+@pytest.fixture
+def declared(app: Penstock, unique: Callable[[str], str]) -> str:
+    name = unique("payments")
+    app.create_topic(name, partitions=1, settings={"penstock.delivery.contract": "at-least-once"})
+    return name
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_a_subscription_that_promises_less_is_refused(
+    app: Penstock, declared: str, group: str, share: bool
+) -> None:
+    @app.subscribe(declared, group=group, delivery="at-most-once", share=share)
+    def pay(value: int) -> None: ...
+
+    words = f"topic {declared} asks for at-least-once .* and at-most-once does not keep that"
+    with pytest.raises(ApplicationError, match=words):
+        app.run()
+
+
+def test_a_loop_of_ones_own_is_refused_too(app: Penstock, declared: str, group: str) -> None:
+    with pytest.raises(ApplicationError, match="asks for at-least-once"):
+        app.consumer(declared, group=group, delivery="at-most-once")
+    app.publish(declared, 1)
+    with app.consumer(declared, group=group) as consumer:
+        assert len(consumer.poll(timeout="30s")) == 1
+
+
+def test_a_pipeline_that_promises_less_is_refused(bootstrap: str, declared: str) -> None:
+    pytest.importorskip("pyspark")
+    from penstock.spark.pipelines.declaration import Contract, Pipeline, PipelineError
+    from penstock.spark.pipelines.letter_topics import ensure
+
+    class Declared:
+        name, delivery = "clean", Contract("at-most-once")
+
+    with Cluster(ConnectionSettings.parse({"bootstrap.servers": bootstrap})) as cluster:
+        pipeline: Pipeline = Declared()  # type: ignore[assignment]
+        with pytest.raises(PipelineError, match=f"pipeline clean: topic {declared} asks for at-least-once"):
+            ensure(cluster, pipeline, cluster.topics([declared]))
