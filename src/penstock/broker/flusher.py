@@ -139,11 +139,14 @@ class Flusher:
             return
         self._metrics.flushes.observe(perf_counter() - started)
         self._in_flight = False
-        self._log.flush_done(ticket)
-        if ticket.postponed:
-            self._postponed()
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+        try:
+            self._log.flush_done(ticket)
+            if ticket.postponed:
+                self._postponed()
+        finally:
+            # Who closes the partition holds up all other changes of this node's partitions.
+            if self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
         if self._wanted:
             self._wanted = False
             self.request()

@@ -77,26 +77,30 @@ class IsrChanges:
                 self._catching_up.update(self._node.partitions)
             self._woken.clear()
             looked_at, self._catching_up = self._catching_up, set()
-            try:
-                self.look_at(looked_at)
-            except Exception:
-                # The others still need their in-sync sets looked after.
-                logger.exception("cannot look after in-sync sets")
+            self.look_at(looked_at)
 
     def look_at(self, partitions: Iterable[Partition]) -> None:
         """Ask for what their leaders' rules want."""
         now_ms = monotonic_ms()
-        changes = []
+        changes: list[Change] = []
         for partition in partitions:
-            leading = partition.leading
-            if leading is None:
-                continue
-            proposal = leading.wanted_isr(now_ms, self._is_eligible)
-            if proposal is not None:
-                leading.rules.proposed_isr(proposal)
-                changes.append(Change(partition, leading, proposal))
+            try:
+                change = self._wanted_by(partition, now_ms)
+            except Exception:
+                # The others still need their in-sync sets looked after, and what they have proposed is asked for.
+                logger.exception("cannot look after an in-sync set", extra={"partition": str(partition)})
+            else:
+                changes += () if change is None else (change,)
         if changes:
             self._node.spawn(self._ask_for(changes))
+
+    def _wanted_by(self, partition: Partition, now_ms: int) -> Change | None:
+        leading = partition.leading
+        proposal = None if leading is None else leading.wanted_isr(now_ms, self._is_eligible)
+        if leading is None or proposal is None:
+            return None
+        leading.rules.proposed_isr(proposal)
+        return Change(partition, leading, proposal)
 
     def _is_eligible(self, broker_id: int, broker_epoch: int) -> bool:
         broker = self._node.image.brokers.get(broker_id)

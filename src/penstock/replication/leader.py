@@ -10,6 +10,9 @@ from typing import Final, NamedTuple
 
 #: How long a follower that is about to join may hold the high watermark back without a further fetch.
 HOLD_MS_MAX: Final = 1000
+#: How long the image is waited for that a final answer announces. It comes at once, or never: a change of controllers
+#: may cut off the record that the answer rested on.
+IMAGE_MS_MAX: Final = 3000
 
 
 class IsrProposal(NamedTuple):
@@ -47,8 +50,8 @@ class _Follower:
 
 class LeaderRules:
     __slots__ = (
+        "_announced_ms",
         "_asked_ms",
-        "_awaits_image",
         "_counting",
         "_followers",
         "_in_flight",
@@ -100,7 +103,8 @@ class LeaderRules:
         self._now_ms = now_ms
         self._known_end = max(local_offset, epoch_start_offset)
         self._proposal: IsrProposal | None = None
-        self._in_flight = self._awaits_image = False
+        self._in_flight = False
+        self._announced_ms: int | None = None  # when a final answer said that the image will tell
         self._asked_ms = now_ms
         self._unknown_ms: int | None = None
         self._followers = {replica: self._new_follower(replica) for replica in self.replicas - {local_id}}
@@ -187,7 +191,7 @@ class LeaderRules:
         """
         self._now_ms = now_ms
         if self._proposal is not None:
-            return None if self._in_flight or self._awaits_image else self._once_more(self._proposal)
+            return None if self._in_flight or self._awaits_image() else self._once_more(self._proposal)
         wanted = (self.isr - self._lagging(now_ms)) | self._joining(is_eligible)
         if wanted == self.isr:
             return None
@@ -207,6 +211,7 @@ class LeaderRules:
         self._proposal = proposal
         self.proposed = proposal.members
         self._in_flight = True
+        self._announced_ms = None
         self._asked_ms = self._now_ms
         self._recount()
 
@@ -214,11 +219,11 @@ class LeaderRules:
         """Not final: nobody knows whether it was done (no answer, no controller); it is asked again.
 
         Final: the controller knows another state than we do: the one asked for, or one that fences us (stale epochs).
-        The proposed members count until the image has told.
+        The proposed members count until the image has told. If it does not, the same is asked again.
         """
         self._in_flight = False
         if final:
-            self._awaits_image = self._proposal is not None
+            self._announced_ms = self._now_ms
         else:
             self._unknown_ms = self._asked_ms
 
@@ -373,6 +378,11 @@ class LeaderRules:
     def _is_lagging(self, follower: _Follower, now_ms: int) -> bool:
         return follower.offset < self._known_end and now_ms - follower.caught_up_ms > self.lag_ms_max
 
+    def _awaits_image(self) -> bool:
+        if self._announced_ms is None:
+            return False
+        return self._now_ms - self._announced_ms < min(IMAGE_MS_MAX, self.lag_ms_max)
+
     def _once_more(self, proposal: IsrProposal) -> IsrProposal:
         """For the same members, who count anyway, but in their present lives if those have what it takes."""
         joining = (self._followers.get(member) for member in proposal.members - self.isr - {self.local_id})
@@ -393,6 +403,6 @@ class LeaderRules:
         return _Follower(self._now_ms if replica in self.isr else self._now_ms - self.lag_ms_max - 1)
 
     def _drop_proposal(self) -> None:
-        self._proposal = self.proposed = self._unknown_ms = None
-        self._in_flight = self._awaits_image = False
+        self._proposal = self.proposed = self._unknown_ms = self._announced_ms = None
+        self._in_flight = False
         self._recount()

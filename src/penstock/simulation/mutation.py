@@ -61,6 +61,9 @@ class Traps:
     DISK_FULL = "Disk full is not a clean shutdown. An fsync error ends the process; it is never retried."
     TWO_BROKERS = "Two live brokers with one id: the second is refused until the first is fenced."
     DURABLE = "Durable before visible: nothing is acknowledged, counted or promised before it is synced."
+    LOST_DECISION = (
+        "A decision that was not answered, or was cut off, is asked for again: nobody waits for ever."
+    )
     QUORUM = "A quorum has one leader per epoch, and what it has committed stays."
     REPEAT = "A repeat inside the window of five batches returns the original offset and success."
     PRODUCER_STATE = "Producer state survives truncation, snapshot, restart and failover."

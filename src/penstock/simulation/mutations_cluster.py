@@ -187,7 +187,23 @@ def _lead_with_less(self: Campaigning, campaign: Any) -> bool:
 _conclude = Campaigning._conclude
 
 
+def _take_no_answer_for_final(self: LeaderRules, *, final: bool) -> None:
+    _isr_refused(self, final=True)
+
+
+_isr_refused = LeaderRules.isr_refused
+
+
 CONTROLLER_MUTATIONS = (
+    Mutation(
+        name="image-waited-for-for-ever",
+        sentence="A leader whose request for another in-sync set was lost, or cut off, waits for its image for ever.",
+        trap=Traps.LOST_DECISION,
+        patches=(
+            Patch(LeaderRules, "isr_refused", _take_no_answer_for_final),
+            Patch(LeaderRules, "_awaits_image", lambda self: self._announced_ms is not None),
+        ),
+    ),
     Mutation(
         name="elect-anyone",
         sentence="The controller elects a live replica, in sync or not.",

@@ -18,9 +18,10 @@ from tests.unit.broker.replicas import (
     turn,
 )
 
-from penstock.broker.leading import monotonic_ms
+from penstock.broker.leading import Leading, monotonic_ms
 from penstock.cluster.records import ConfigRecord, PartitionChangeRecord
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.replication.leader import IMAGE_MS_MAX
 
 
 @pytest.fixture
@@ -142,6 +143,49 @@ async def test_an_outdated_question_waits_for_the_image(broker: Broker) -> None:
     assert len(broker.controller.requests) == 1
     await broker.change(isr=(ME, PEER))
     assert _isr(broker) == {ME, PEER}
+
+
+async def test_a_record_that_was_cut_off_is_asked_for_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller answers by a record that it has appended, and a change of controllers cuts it off."""
+    await broker.create(isr=(ME,))
+    broker.fetch({0: 0}, replica=PEER)
+    broker.controller.answer = lambda request: alter_partition_answer(
+        request, ErrorCode.invalid_update_version
+    )
+    await _look(broker)
+    now_ms = monotonic_ms() + IMAGE_MS_MAX
+    for module in ("isr", "leading"):
+        monkeypatch.setattr(f"penstock.broker.{module}.monotonic_ms", lambda: now_ms)
+    broker.fetch({0: 0}, replica=PEER)
+    broker.controller.answer = alter_partition_answer
+    await _look(broker)
+    first, second = broker.controller.requests
+    assert first.topics == second.topics
+    await broker.change(isr=(ME, PEER))
+    assert _isr(broker) == {ME, PEER}
+
+
+async def test_one_partition_that_cannot_be_looked_after_does_not_hold_up_the_others(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.create(partitions=3, isr=(ME,))
+    broker.controller.answer = alter_partition_answer
+    broker.fetch(dict.fromkeys(range(3), 0), replica=PEER)
+    flawed = broker.partition(1).leading
+    assert flawed is not None
+    monkeypatch.setattr(
+        Leading,
+        "wanted_isr",
+        lambda self, *args: 1 // 0 if self is flawed else _wanted_isr(self, *args),
+    )
+    await _look(broker)
+    (request,) = broker.controller.requests
+    assert sorted(part.partition_index for part in request.topics[0].partitions) == [0, 2]
+
+
+_wanted_isr = Leading.wanted_isr
 
 
 async def test_an_answer_that_comes_after_the_image_changes_nothing(broker: Broker) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.replication.leader import HOLD_MS_MAX, IsrProposal, LeaderRules
+from penstock.replication.leader import HOLD_MS_MAX, IMAGE_MS_MAX, IsrProposal, LeaderRules
 
 LAG_MS = 10_000
 
@@ -280,6 +280,21 @@ def test_a_final_refusal_waits_for_the_image() -> None:
     leader.isr_committed((1, 2), 21)
     assert leader.proposed is None
     assert propose(leader).partition_epoch == 21
+
+
+def test_an_image_that_never_comes_is_not_waited_for_for_ever() -> None:
+    leader, proposal = joining()
+    leader.isr_refused(final=True)
+    fetch(leader, 3, 100, broker_epoch=7)
+    assert leader.wanted_isr(IMAGE_MS_MAX - 1, anyone) is None
+    again = leader.wanted_isr(IMAGE_MS_MAX, anyone)
+    assert again is not None
+    assert again.members == proposal.members, "the record may still come, so its members count"
+    leader.proposed_isr(again)
+    leader.isr_refused(final=True)
+    assert leader.wanted_isr(2 * IMAGE_MS_MAX - 1, anyone) is None
+    leader.isr_committed((1, 2, 3), 21)
+    assert leader.proposed is None
 
 
 def test_a_declined_change_is_dropped() -> None:
