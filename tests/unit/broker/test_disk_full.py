@@ -247,7 +247,7 @@ async def test_a_full_disk_is_said_once_and_without_tracebacks(
     often = {"log_retention_check_interval_ms": "20", "log_flush_offset_checkpoint_interval_ms": "20"}
     async with running(tmp_path, offsets_topic_num_partitions="1", **often) as node:
         await node.groups.ensure_topic()
-        await create_topic(node, "t", segment_bytes="120000")
+        await create_topic(node, "t", segment_bytes="120000", retention_ms="-1")
         client, member = await Client.connect(node), await WireClient.connect(node)
         await _fill_up(client, disk)
         for _ in range(20):
