@@ -21,9 +21,10 @@ from penstock.cluster.names import CLUSTER_METADATA
 from penstock.cluster.records import NO_LEADER
 from penstock.cluster.state import PartitionState, ResourceType, TopicState
 from penstock.cluster.topic_settings import FOLLOWER_THROTTLED, LEADER_THROTTLED
+from penstock.log.reader import DamagedRead
 from penstock.log.recovery import CorruptLog
 from penstock.log.store import Wanted
-from penstock.protocol.errors import ApiError
+from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -45,6 +46,7 @@ class PartitionTable:
         #: The only copy, whose folder has gone: not served until an operator brings it back or accepts the loss.
         self.missing: set[Key] = set()
         self.lost = Losses(node)
+        self._surveyed: set[Key] = set()  # just now
 
     def __iter__(self) -> Iterator[Partition]:
         return iter([p for partitions in self.by_raw_name.values() for p in partitions.values()])
@@ -275,10 +277,29 @@ class PartitionTable:
 
     def unreadable(self, partition: Partition, error: ApiError) -> None:
         """A file below the high watermark is missing or damaged: others have it, if there are others."""
-        if partition.log.damages and partition.isr_size <= 1:
-            return  # known when it was opened, and served as far as it is whole
+        if isinstance(error, DamagedRead) and partition.isr_size <= 1:
+            self.survey(partition, error.segment_base)
+            return
+        if error.code is ErrorCode.corrupt_message and partition.isr_size <= 1:
+            return  # known, and served as far as it is whole
         if is_damage(error) and partition.is_replicated:
             self._lose(partition.key, error.message or error.code.name)
+
+    def survey(self, partition: Partition, offset: int) -> None:
+        """Somebody met damage in the only copy: find out what of the segment is whole, to serve that."""
+        if partition.key not in self._surveyed:
+            self._surveyed.add(partition.key)
+            self._node.spawn(self._survey(partition, offset))
+
+    async def _survey(self, partition: Partition, offset: int) -> None:
+        try:
+            await self._node.in_thread(partition.log.survey, offset)
+        except OSError as error:
+            logger.error(
+                "damage not surveyed", extra={"partition": _name(partition.key), "reason": str(error)}
+            )
+        finally:
+            self._surveyed.discard(partition.key)
 
     def _lose(self, key: Key, reason: str) -> None:
         if self.lost.add(key, reason) and self._node.state != "starting":

@@ -65,6 +65,7 @@ class Refetches:
             node.partitions.unreadable(partition, error)
         elif offset != self._told_offset:
             self._told_offset = offset
+            node.partitions.survey(partition, offset)
             logger.error(
                 "the only replica in sync is damaged",
                 extra={

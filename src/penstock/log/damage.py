@@ -8,13 +8,13 @@ operator may accept the loss of a range: readers then pass over it, as they pass
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.log.checkpoints import DamagedCheckpoint, read_checkpoint, replace_durably, write_checkpoint
 from penstock.log.config import INT32_MAX
-from penstock.log.walk import CHUNK_BYTES, Hole, checksum_holds
+from penstock.log.walk import CHUNK_BYTES, Hole, checksum_holds, past_holes, walk
 from penstock.protocol.records import HEADER_BYTES, BatchHeader, read_header
 
 DAMAGE: Final = "penstock-damage"
@@ -87,6 +87,37 @@ def holes_of(damages: Iterable[Damage], segment_base: int) -> tuple[Hole, ...]:
 
 def at_offset(damages: Sequence[Damage], offset: int) -> Damage | None:
     return next((damage for damage in damages if damage.start_offset <= offset < damage.end_offset), None)
+
+
+def survey(
+    fd: int, end: int, *, base_offset: int, holes: Sequence[Hole], end_offset: int | None = None
+) -> Iterator[Damage]:
+    """Read every batch of a segment, and yield the damage that is not among the holes. Blocking.
+
+    `end_offset` is the offset after its last record; where it is unknown, that of the last whole batch stands for it.
+    """
+    position, expected = 0, base_offset
+    while True:
+        for at, header in walk(fd, position, end, holes=holes):
+            position = at
+            if header.base_offset < expected or not checksum_holds(fd, at, header):
+                break
+            following = None
+            if header.base_offset != expected:  # which the checksum does not cover: the next one tells
+                following = batch_at(fd, at + header.size, end, base_offset, expected)
+            if following is not None and following.base_offset <= header.last_offset:
+                break
+            position, expected = at + header.size, header.last_offset + 1
+        position = past_holes(position, holes)
+        if position >= end:
+            return
+        found = next_batch(fd, position, end, base_offset=base_offset, expected=expected)
+        if found is None:
+            last = max(expected, end_offset or 0)
+            yield Damage(expected, last, base_offset, position, end)
+            return
+        yield Damage(expected, found[1].base_offset, base_offset, position, found[0])
+        position, expected = found[0], found[1].base_offset
 
 
 def next_batch(

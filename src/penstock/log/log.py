@@ -437,6 +437,40 @@ class Log:
             return piece._replace(next_offset=following)
         return piece
 
+    def survey(self, offset: int) -> tuple[Damage, ...]:
+        """Read the segment that holds an offset, and refuse from now on what of it is damaged. Blocking.
+
+        Returns what was not known before; it is listed durably then. Raises OSError.
+        """
+        end, segment = self.end, self._reader.segments.holding(offset)
+        is_active = segment.next_base is None
+        size = end.position if is_active and end.segment_base == segment.base_offset else segment.size
+        file = self.files.pin(segment)
+        try:
+            found = tuple(
+                damage.survey(
+                    file.fd,
+                    size,
+                    base_offset=segment.base_offset,
+                    holes=segment.holes,
+                    end_offset=end.offset if is_active else segment.next_base,
+                )
+            )
+        finally:
+            self.files.unpin(file)
+        if not found or segment.retired:
+            return ()
+        damages = sorted([*self._all_damages, *found])
+        damage.save(self.directory, damages)
+        segment.holes = damage.holes_of(damages, segment.base_offset)
+        self._set_damages(damages)
+        for item in found:
+            _logger.critical(
+                "log damaged: acknowledged records cannot be read",
+                extra={"file": str(segment.path), "damage": str(item)},
+            )
+        return found
+
     def _before_damage(self, lost: Damage) -> LogPosition:
         if lost.segment_base != damage.NO_SEGMENT:
             return LogPosition(lost.start_offset, lost.segment_base, lost.position)

@@ -214,5 +214,13 @@ def _remember(hints: Hints, offset: int, place: Place) -> None:
     hints[offset] = place
 
 
+class DamagedRead(ApiError):
+    """Bytes that are no batch, in the segment that begins at `segment_base`."""
+
+    def __init__(self, segment: Segment, position: int) -> None:
+        super().__init__(ErrorCode.corrupt_message, f"{segment.path} is damaged at position {position}")
+        self.segment_base = segment.base_offset
+
+
 def damaged(segment: Segment, position: int) -> ApiError:
-    return ApiError(ErrorCode.corrupt_message, f"{segment.path} is damaged at position {position}")
+    return DamagedRead(segment, position)

@@ -11,7 +11,6 @@ from penstock.log.checkpoints import sync_directory
 from penstock.log.damage import Damage
 from penstock.log.names import LOG, parse_offset_file, parse_partition_folder, partition_folder
 from penstock.log.store import lock_folder
-from penstock.log.walk import checksum_holds, past_holes, walk
 
 
 class NothingToAccept(Exception):
@@ -74,25 +73,10 @@ def verify(data_dir: Path) -> Iterator[Finding]:
 
 
 def _verify_segment(path: Path, base_offset: int, known: list[Damage]) -> Iterator[Damage]:
-    holes = damage.holes_of(known, base_offset)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        end, position, expected = os.fstat(fd).st_size, 0, base_offset
-        while True:
-            for at, header in walk(fd, position, end, holes=holes):
-                position = at
-                if header.base_offset < expected or not checksum_holds(fd, at, header):
-                    break
-                position, expected = at + header.size, header.last_offset + 1
-            position = past_holes(position, holes)
-            if position >= end:
-                return
-            found = damage.next_batch(fd, position, end, base_offset=base_offset, expected=expected)
-            end_offset = expected if found is None else found[1].base_offset
-            yield Damage(expected, end_offset, base_offset, position, end if found is None else found[0])
-            if found is None:
-                return
-            position, expected = found[0], end_offset
+        holes = damage.holes_of(known, base_offset)
+        yield from damage.survey(fd, os.fstat(fd).st_size, base_offset=base_offset, holes=holes)
     finally:
         os.close(fd)
 

@@ -194,6 +194,21 @@ async def test_the_last_copy_serves_what_is_whole_of_it(tmp_path: Path, state: d
     await broker.close()
 
 
+async def test_damage_that_a_reader_meets_in_the_only_copy_is_surveyed(tmp_path: Path) -> None:
+    await _write_some(tmp_path, replicas=(ME,))
+    broker = await _restarted(tmp_path)
+    await broker.create(replicas=(ME,))
+    path = _segments(tmp_path)[0]
+    with path.open("r+b") as file:  # the length of the third batch, while nobody looks
+        file.seek(path.stat().st_size // 6 * 2 + 8)
+        file.write(b"\xff")
+    await broker.fetch({0: 4}).done()
+    await until(lambda: broker.partition().log.damages)
+    for offset, code in ((1, ErrorCode.none), (2, ErrorCode.corrupt_message), (3, ErrorCode.none)):
+        assert (await broker.fetch({0: offset}).done()).fetched[0].error_code is code
+    await broker.close()
+
+
 async def test_an_accepted_loss_is_passed_over(tmp_path: Path) -> None:
     await _write_some(tmp_path, replicas=(ME,))
     _damage(tmp_path)

@@ -221,6 +221,26 @@ def test_retention_and_truncation_take_damage_along(tmp_path):
     assert ranges(open_log(tmp_path / "t-0", SMALL, start_offset=first[1])) == []
 
 
+@pytest.mark.parametrize("is_active", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_reader_meets_is_surveyed_and_the_rest_is_served(tmp_path, place, is_active):
+    """Below the recovery point nothing is read at a start, so this is how such damage comes to light."""
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 30)
+    flush(log)
+    segment = log.segments[-1 if is_active else 1]
+    size = log.segments[0].size // log.segments[1].base_offset
+    flip(segment.path, size + place)
+    lost = segment.base_offset + 1
+    assert [item[:2] for item in log.survey(lost)] == ([] if place == 13 else [(lost, lost + 1)])
+    expected = [] if place == 13 else [lost]
+    assert served(log) == ([n for n in range(30) if n not in expected], expected)
+    assert append(log, b"next").base_offset == 30
+    log.close()
+    again = open_log(tmp_path / "t-0", SMALL, clean=True, recovery_point=31)
+    assert served(again)[1] == expected
+
+
 def test_a_log_is_truncated_where_its_end_is_damaged(tmp_path):
     log = open_log(tmp_path / "t-0")
     fill(log, 10)
