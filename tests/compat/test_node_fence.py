@@ -34,7 +34,7 @@ from tests.compat.raw import connected, framed
 from tests.waiting import eventually
 
 from penstock.broker.listeners import parse_address
-from penstock.cli.cluster_requests import cluster_id, quorum
+from penstock.cli.cluster_requests import Quorum, brokers, cluster_id, quorum
 
 EPOCH_MAX = 2**31 - 1
 METADATA = "__cluster_metadata"
@@ -214,9 +214,15 @@ def refuse_all_attacks(address: tuple[str, int]) -> None:
     for attack in attacks:
         answer = call(address, attack)
         assert set(error_codes(answer)) == {REFUSED}, (attack, answer)
-    after = quorum(address, timeout_s=10)
-    assert (after.leader, after.epoch) == (leader, epoch)
-    assert [voter.id for voter in after.voters] == [voter.id for voter in before.voters]
+    assert_unchanged(address, before)
+
+
+def assert_unchanged(address: tuple[str, int], before: Quorum) -> None:
+    """A busy machine may have cost an election, but nobody has been added, and no epoch skipped."""
+    after = quorum(address, timeout_s=30)
+    assert {voter.id for voter in after.voters} == {voter.id for voter in before.voters}
+    assert {broker.id for broker in brokers(address)} == {voter.id for voter in before.voters}
+    assert before.epoch <= after.epoch < before.epoch + 100
 
 
 def refuse_forged_marker(servers: str, addresses: list[tuple[str, int]]) -> None:
@@ -287,13 +293,13 @@ def test_one_node_is_not_taken_by_a_client(tmp_path: Path) -> None:
         node.kill()
 
 
-@pytest.mark.parametrize("epoch", [EPOCH_MAX, EPOCH_MAX + 1])
-def test_a_node_starts_with_an_epoch_on_disk_that_cannot_be(tmp_path: Path, epoch: int) -> None:
+def test_a_node_starts_with_an_epoch_on_disk_that_cannot_be(tmp_path: Path) -> None:
+    """The one that a sole voter was left with: it had stood once more after the last epoch."""
     node = BrokerProcess(tmp_path / "data").start()
     try:
         work_as_usual(node.bootstrap_servers)
         node.stop()
-        poison(node.data_dir, epoch)
+        poison(node.data_dir, EPOCH_MAX + 1)
         node.start()
         assert any("none that elections could have reached" in line for line in node.output)
         work_as_usual(node.bootstrap_servers)
@@ -319,24 +325,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess
     processes.kill()
 
 
-def test_three_nodes_are_not_taken_by_a_client(cluster: ClusterProcesses) -> None:
-    make_topic(cluster.bootstrap_servers, 3)
-    addresses = [node.direct_address for node in cluster.nodes.values()]
-    for address in addresses:
-        refuse_all_attacks(address)
-    refuse_forged_marker(cluster.bootstrap_servers, addresses)
-    work_as_usual(cluster.bootstrap_servers)
-    for node in cluster.nodes.values():
-        node.kill()
-    cluster.start()
-    work_as_usual(cluster.bootstrap_servers)
-
-
 def test_the_listener_for_nodes_believes_nobody_who_is_no_voter(cluster: ClusterProcesses) -> None:
     """Without authentication whoever reaches it may pose as a node; a request alone must not end the cluster."""
     first = next(iter(cluster.nodes.values()))
     peer, client = parse_address(first.peer_address), first.direct_address
     named, before = cluster_id(client), quorum(client, timeout_s=10)
+    soon = before.epoch + 50  # an election may come between on a busy machine
 
     def refusal(request: Any) -> int:
         answer = call(peer, request)
@@ -345,29 +339,35 @@ def test_the_listener_for_nodes_believes_nobody_who_is_no_voter(cluster: Cluster
         return int(answer.topics[0].partitions[0].error_code.value)
 
     for known in (None, "another"):
-        for request in (vote(before.epoch + 1, cluster=known), begin(EPOCH_MAX, cluster=known)):
+        for request in (vote(soon, cluster=known), begin(EPOCH_MAX, cluster=known)):
             assert refusal(request) == INCONSISTENT_CLUSTER_ID
     for epoch in (EPOCH_MAX, EPOCH_MAX - 1, before.epoch + 100_000):
         assert refusal(vote(epoch, candidate=2, cluster=named)) == INVALID_REQUEST
         assert refusal(begin(epoch, leader=2, cluster=named)) == INVALID_REQUEST
         assert refusal(end(epoch, leader=2, cluster=named)) == INVALID_REQUEST
-    assert refusal(vote(before.epoch + 1, cluster=named)) == INCONSISTENT_VOTER_SET
-    assert refusal(begin(before.epoch + 1, cluster=named)) == INCONSISTENT_VOTER_SET
-    assert refusal(end(before.epoch + 1, cluster=named)) == INCONSISTENT_VOTER_SET
+    assert refusal(vote(soon, cluster=named)) == INCONSISTENT_VOTER_SET
+    assert refusal(begin(soon, cluster=named)) == INCONSISTENT_VOTER_SET
+    assert refusal(end(soon, cluster=named)) == INCONSISTENT_VOTER_SET
     forged = call(peer, marker(1, 0, coordinator_epoch=EPOCH_MAX))
     assert forged.markers[0].topics[0].partitions[0].error_code.value == INVALID_REQUEST
     assert call(peer, beat(10**6)).error_code.value != 0
     assert call(peer, registration(named, 1)).error_code.value != 0
-    after = quorum(client, timeout_s=10)
-    assert (after.leader, after.epoch) == (before.leader, before.epoch)
+    assert_unchanged(client, before)
     work_as_usual(cluster.bootstrap_servers)
 
 
-def test_three_nodes_start_with_epochs_on_disk_that_cannot_be(cluster: ClusterProcesses) -> None:
+def test_three_nodes_are_not_taken_by_a_client(cluster: ClusterProcesses) -> None:
+    make_topic(cluster.bootstrap_servers, 3)
+    addresses = [node.direct_address for node in cluster.nodes.values()]
+    for address in addresses:
+        refuse_all_attacks(address)
+    refuse_forged_marker(cluster.bootstrap_servers, addresses)
+    work_as_usual(cluster.bootstrap_servers)
+    # Two of them are killed with what such attacks once left on their disks.
     for node in cluster.nodes.values():
         node.kill()
-    for node in list(cluster.nodes.values())[:2]:
-        poison(node.data_dir, EPOCH_MAX)
+    for number in (1, 2):
+        poison(cluster.nodes[number].data_dir, EPOCH_MAX)
     cluster.start()
     work_as_usual(cluster.bootstrap_servers)
-    assert quorum(cluster.nodes[1].direct_address, timeout_s=10).epoch < 2_000_000
+    assert quorum(addresses[0], timeout_s=10).epoch < 2_000_000
