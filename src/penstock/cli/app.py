@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from penstock import __version__
 from penstock.cli import (
+    application,
     cluster,
     config,
     consume,
@@ -40,6 +41,7 @@ VERBS = [
     "consume",
     "group",
     "transaction",
+    "app",
     "dlq",
     "outbox",
     "pipeline",
@@ -107,6 +109,7 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
 app.add_typer(transaction.app, name="transaction")
+app.add_typer(application.app, name="app")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(pipeline.app, name="pipeline")

@@ -1,0 +1,163 @@
+"""`penstock app run`: applications by their import path, in a process of their own, and again when a file changes."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.brokers import environment
+from tests.waiting import eventually
+
+from penstock.cli.application import load
+from penstock.cli.failure import Failure
+from penstock.client import Penstock
+
+PROGRAM = """
+from penstock.client import Penstock
+
+app = Penstock("{servers}", settings={{"session.timeout.ms": 2000, "heartbeat.interval.ms": 200}})
+
+@app.subscribe("{topic}", group="{topic}-{name}")
+def {name}(value: int) -> None:
+    print("{name} has", value, flush=True)
+
+def make() -> Penstock:
+    return app
+"""
+
+
+class Program:
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.lines: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "app", "run", *words],
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            self.lines.extend(line.rstrip("\n") for line in output)
+
+    def says(self, words: str) -> None:
+        def said() -> bool:
+            assert any(words in line for line in tuple(self.lines)), "\n".join(self.lines)
+            return True
+
+        eventually(said, within_s=40.0, what=words)
+
+    def end(self) -> int:
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self._process.wait(60)
+        self._reader.join(30)
+        return code
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    programs: list[Program] = []
+
+    def begin(*words: str) -> Program:
+        programs.append(Program(tmp_path, *words))
+        return programs[-1]
+
+    yield begin
+    for each in programs:
+        each.kill()
+
+
+@pytest.fixture
+def write(tmp_path: Path, bootstrap: str, topic: str) -> Callable[[str, str], Path]:
+    def written(path: str, name: str) -> Path:
+        place = tmp_path / path
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(PROGRAM.format(servers=bootstrap, topic=topic, name=name))
+        return place
+
+    return written
+
+
+def test_several_applications_run_until_they_are_told_to_stop(
+    app: Penstock, topic: str, start: Callable[..., Program], write: Callable[[str, str], Path]
+) -> None:
+    write("shop/bills.py", "bill")
+    write("stock.py", "take")
+    app.publish(topic, 7)
+    program = start("shop.bills:app", "stock:make")
+    program.says("bill has 7")
+    program.says("take has 7")
+    assert program.end() == 0, program.lines
+
+
+def test_it_starts_again_when_its_file_changes(
+    app: Penstock, topic: str, start: Callable[..., Program], write: Callable[[str, str], Path]
+) -> None:
+    path = write("bills.py", "bill")
+    app.publish(topic, 1)
+    program = start("bills.py", "--reload")
+    program.says("bill has 1")
+    path.write_text("def broken(:\n")
+    program.says("bills.py has changed: restarting")
+    program.says("cannot be imported: invalid syntax")
+    program.says("waiting for a change")
+    write("bills.py", "charge")
+    program.says("charge has 1")
+    assert program.end() == 0, program.lines
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("nowhere:app", "there is no module nowhere"),
+        ("nowhere.py:app", "there is no file nowhere.py"),
+        ("shop.nowhere:app", "there is no module shop.nowhere"),
+        ("bills:none", "bills has no none"),
+        ("bills:Penstock", "bills:Penstock is no application but type"),
+        (":app", "names no module"),
+        ("broken:app", "broken cannot be imported: ZeroDivisionError: division by zero"),
+        ("empty", "names no application, and empty has none"),
+        ("empty:app", "empty has no app"),
+    ],
+)
+def test_what_cannot_be_run_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, words: str
+) -> None:
+    (tmp_path / "bills.py").write_text(PROGRAM.format(servers="127.0.0.1:1", topic="orders", name="bill"))
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "empty.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("bills", "broken", "empty"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(Failure) as failed:
+        load(target)
+    assert words in failed.value.message
+
+
+def test_a_command_that_fails_shows_no_traceback(start: Callable[..., Program], tmp_path: Path) -> None:
+    (tmp_path / "idle.py").write_text("from penstock.client import Penstock\napp = Penstock('127.0.0.1:1')\n")
+    for target, words, code in (
+        ("idle:app", "nothing is subscribed to", 1),
+        ("nowhere:app", "there is no module nowhere", 2),
+    ):
+        program = start(target)
+        assert program.wait() == code
+        assert any(words in line for line in program.lines)
+        assert not any("Traceback" in line for line in program.lines)
