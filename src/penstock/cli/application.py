@@ -104,7 +104,8 @@ def _module(place: str, target: str) -> ModuleType:
     if not is_there:
         hint = "modules are looked for in the current folder (--app-dir) and where Python finds others"
         raise Failure(f"there is no module {place}", hint=hint, exit_code=WRONG_USAGE)
-    return _told(lambda: importlib.import_module(place), f"{place} cannot be imported")
+    imported: ModuleType = _told(lambda: importlib.import_module(place), f"{place} cannot be imported")
+    return imported
 
 
 def _of_file(path: Path) -> ModuleType:
