@@ -117,7 +117,14 @@ def last_batch_of(path: Path) -> int:
     return path.stat().st_size - 3
 
 
-@pytest.mark.parametrize(("segment", "place"), [(1, middle_of), (-1, middle_of), (-1, last_batch_of)])
+@pytest.mark.parametrize(
+    ("segment", "place"),
+    [
+        (1, middle_of),
+        pytest.param(-1, middle_of, marks=pytest.mark.slow),
+        pytest.param(-1, last_batch_of, marks=pytest.mark.slow),
+    ],
+)
 def test_a_flipped_byte_costs_the_records_of_one_batch(
     killed: BrokerProcess, segment: int, place: Callable[[Path], int]
 ) -> None:
@@ -173,7 +180,7 @@ def test_a_partition_folder_that_is_gone_is_not_begun_again_in_silence(killed: B
     assert read(bootstrap, COUNT, COUNT + 5) == list(range(COUNT, COUNT + 5)), "no offset is given out twice"
 
 
-@pytest.mark.parametrize("stop", ["kill", "stop"])
+@pytest.mark.parametrize("stop", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 def test_a_damaged_metadata_log_is_refused_and_keeps_every_byte(
     fresh_broker: BrokerProcess, stop: str
 ) -> None:
