@@ -125,7 +125,26 @@ class IsrChanges:
             for change in changes:
                 answer = answers.get((change.partition.topic_id, change.partition.index))
                 if change.is_current:
-                    _take_answer(change, answer)
+                    self._take_answer(change, answer)
+
+    def _broker_epoch(self, broker_id: int) -> int | None:
+        broker = self._node.image.brokers.get(broker_id)
+        return None if broker is None else broker.epoch
+
+    def _take_answer(self, change: Change, answer: Any) -> None:
+        """None: nobody knows what has become of it.
+
+        What was done is taken from the image, which also has the min.insync.replicas that it was decided under.
+        """
+        rules, proposal = change.leading.rules, change.proposal
+        if rules.partition_epoch != proposal.partition_epoch:
+            return  # the image has told already
+        error = ErrorCode.request_timed_out if answer is None else answer.error_code
+        is_same = error is ErrorCode.none and answer.partition_epoch == proposal.partition_epoch
+        if error in _DECLINED or is_same:
+            rules.isr_declined(self._broker_epoch)
+        else:
+            rules.isr_refused(final=error is ErrorCode.none or error in _OUTDATED)
 
     def _request(self, changes: list[Change]) -> Any:
         from kio.schema.alter_partition.v3 import request as schema
@@ -151,18 +170,3 @@ class IsrChanges:
                 for topic_id, parts in topics.items()
             ),
         )
-
-
-def _take_answer(change: Change, answer: Any) -> None:
-    """None: nobody knows what has become of it.
-
-    What was done is taken from the image, which also has the min.insync.replicas that it was decided under.
-    """
-    rules, proposal = change.leading.rules, change.proposal
-    if rules.partition_epoch != proposal.partition_epoch:
-        return  # the image has told already
-    error = ErrorCode.request_timed_out if answer is None else answer.error_code
-    if error in _DECLINED or (error is ErrorCode.none and answer.partition_epoch == proposal.partition_epoch):
-        rules.isr_declined()
-    else:
-        rules.isr_refused(final=error is ErrorCode.none or error in _OUTDATED)

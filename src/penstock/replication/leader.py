@@ -227,13 +227,15 @@ class LeaderRules:
         else:
             self._unknown_ms = self._asked_ms
 
-    def isr_declined(self) -> None:
+    def isr_declined(self, epoch_of: Callable[[int], int | None] = lambda broker: None) -> None:
         """The controller saw the state we know and did nothing (INELIGIBLE_REPLICA): the change is dropped.
 
-        An earlier request for it that was never answered could still arrive: until none can, it is asked again.
+        An earlier request for it that was never answered could still arrive: until none can, or none could be accepted
+        any more, it is asked again. `epoch_of` tells the broker epochs that are committed.
         """
         self._in_flight = False
-        if self._unknown_ms is None or self._now_ms - self._unknown_ms >= self.lag_ms_max:
+        is_late = self._unknown_ms is None or self._now_ms - self._unknown_ms >= self.lag_ms_max
+        if is_late or self._is_void(epoch_of):
             self._drop_proposal()
 
     def isr_committed(self, isr: Iterable[int], partition_epoch: int) -> bool:
@@ -377,6 +379,17 @@ class LeaderRules:
 
     def _is_lagging(self, follower: _Follower, now_ms: int) -> bool:
         return follower.offset < self._known_end and now_ms - follower.caught_up_ms > self.lag_ms_max
+
+    def _is_void(self, epoch_of: Callable[[int], int | None]) -> bool:
+        """Whether one who was to join has registered again: epochs only grow, and whoever decides knows the new one.
+
+        Requests name the lives of those who join; other members may go without.
+        """
+        joining = () if self._proposal is None else self._proposal.isr
+        return any(
+            broker not in self.isr and epoch >= 0 and (epoch_of(broker) or -1) > epoch
+            for broker, epoch in joining
+        )
 
     def _awaits_image(self) -> bool:
         if self._announced_ms is None:

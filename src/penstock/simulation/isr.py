@@ -31,15 +31,17 @@ def propose_isr(node: Node, replica: Replica) -> None:
     rules.proposed_isr(proposal)
     node.world.note("asks for in-sync set", node.id, replica.key, proposal)
     ask = IsrAsk(node.id, node.lifecycle.broker_epoch, replica.key, proposal)
-    node.call_controller("alter_partition", ask, lambda reply: _answered(replica, rules, proposal, reply))
+    node.call_controller(
+        "alter_partition", ask, lambda reply: _answered(node, replica, rules, proposal, reply)
+    )
 
 
-def _answered(replica: Replica, rules: LeaderRules, proposal: IsrProposal, reply: Any) -> None:
+def _answered(node: Node, replica: Replica, rules: LeaderRules, proposal: IsrProposal, reply: Any) -> None:
     """`reply`: an error code, or the partition epoch that it is now. What the set is, the image tells."""
     if replica.leading is not rules or rules.partition_epoch != proposal.partition_epoch:
         return
     is_refused = isinstance(reply, ErrorCode)
     if reply in _DECLINED if is_refused else reply == proposal.partition_epoch:
-        rules.isr_declined()
+        rules.isr_declined(node.broker_epoch)
     else:
         rules.isr_refused(final=reply is not None and not (is_refused and reply in _UNKNOWN))

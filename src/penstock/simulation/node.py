@@ -306,6 +306,10 @@ class Node:
         broker = self.image.brokers.get(broker_id)
         return broker is not None and broker.is_active and broker.epoch == broker_epoch
 
+    def broker_epoch(self, broker_id: int) -> int | None:
+        broker = self.image.brokers.get(broker_id)
+        return None if broker is None else broker.epoch
+
     def propose_isr(self, replica: Replica) -> None:
         propose_isr(self, replica)
 

@@ -304,6 +304,20 @@ def test_a_declined_change_is_dropped() -> None:
     assert leader.wanted_isr(1, anyone) is not None
 
 
+@pytest.mark.parametrize(
+    ("epochs", "is_dropped"),
+    [({1: 4, 2: 7, 3: 7}, False), ({1: 4, 2: 9, 3: 7}, False), ({1: 4, 2: 7, 3: 8}, True)],
+)
+def test_a_change_that_may_arrive_but_not_be_made_is_dropped_at_once(
+    epochs: dict[int, int], is_dropped: bool
+) -> None:
+    leader, proposal = joining()
+    leader.isr_refused(final=False)
+    leader.proposed_isr(proposal)
+    leader.isr_declined(epochs.get)
+    assert (leader.proposed is None) is is_dropped, "who died while it joined is not waited for"
+
+
 def test_a_change_that_may_still_arrive_is_not_dropped() -> None:
     leader, proposal = joining()
     leader.isr_refused(final=False)
