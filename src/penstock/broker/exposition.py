@@ -33,6 +33,9 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PIECE_PARTITIONS: Final = 200
 _PIECE_GROUPS: Final = 50
 _GROUPS_SECONDS_MAX: Final = 5.0
+#: What other nodes may take to tell where their partitions end, and for how long that is good.
+_ENDS_SECONDS_MAX: Final = 2.0
+_ENDS_FRESH_S: Final = 5.0
 
 Labels = tuple[str, ...]
 
@@ -57,6 +60,7 @@ class Family(NamedTuple):
 class Exposition:
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._ends = RemoteEnds(node)
         self._scrape: asyncio.Future[bytes] | None = None
 
     async def scrape(self) -> bytes:
@@ -67,7 +71,7 @@ class Exposition:
         return await asyncio.shield(self._scrape)
 
     async def _scrape_once(self) -> bytes:
-        families = await snapshot(self._node)
+        families = await snapshot(self._node, self._ends)
         return await self._node.in_thread(render, families)
 
     def _finished(self, scrape: asyncio.Future[bytes]) -> None:
@@ -79,7 +83,7 @@ class Exposition:
 # -- on the loop: numbers --------------------------------------------------------------------------------
 
 
-async def snapshot(node: Node) -> Iterator[Family]:
+async def snapshot(node: Node, ends: RemoteEnds | None = None) -> Iterator[Family]:
     """All numbers are taken here; what is many is sorted into families by whoever goes through them."""
     from penstock.broker.replication_metrics import Counted, FollowerRow, follower_rows, replication_families
 
@@ -113,7 +117,7 @@ async def snapshot(node: Node) -> Iterator[Family]:
         from penstock.broker.schedule.metrics import schedule_families
 
         families += schedule_families(node.schedule)
-    groups = await _read_groups(node)
+    groups = await _read_groups(node, ends)
     return chain(families, _partition_families(partitions), _group_families(groups))
 
 
@@ -302,9 +306,45 @@ class _Groups(NamedTuple):
     omitted: int
     positions: list[tuple[Labels, int, int | None]]  # committed offset, lag where the partition exists
     positions_omitted: int
+    #: Partitions of other nodes that did not tell where they end.
+    lag_unknown: int = 0
 
 
-async def _read_groups(node: Node) -> _Groups | None:
+class RemoteEnds:
+    """High watermarks of partitions without a replica here, which their leaders tell; remembered for a while.
+
+    Scrapes come often and groups share topics, so a leader is asked once for all that it leads, and not every time.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._known: dict[tuple[str, int], tuple[float, int]] = {}
+
+    async def of(self, places: set[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Those that are known within a bounded time."""
+        now_s = asyncio.get_running_loop().time()
+        self._known = {
+            place: known
+            for place, known in self._known.items()
+            if place in places and now_s - known[0] < _ENDS_FRESH_S
+        }
+        if wanted := places - self._known.keys():
+            await self._ask(wanted, now_s)
+        return {place: end for place, (_, end) in self._known.items()}
+
+    async def _ask(self, wanted: set[tuple[str, int]], now_s: float) -> None:
+        from penstock.broker.share.end_offsets import end_offsets
+
+        try:
+            async with asyncio.timeout(_ENDS_SECONDS_MAX):
+                answers = await end_offsets(self._node, sorted(wanted))
+        except (TimeoutError, ApiError) as error:
+            logger.warning("lag of some groups is missing from the metrics", extra={"reason": repr(error)})
+            return
+        self._known |= {place: (now_s, end) for place, end in answers.items() if isinstance(end, int)}
+
+
+async def _read_groups(node: Node, ends: RemoteEnds | None) -> _Groups | None:
     """None when a coordinator does not answer: a missing number is better than a wrong one."""
     try:
         async with asyncio.timeout(_GROUPS_SECONDS_MAX):
@@ -319,7 +359,31 @@ async def _read_groups(node: Node) -> _Groups | None:
     except (TimeoutError, ApiError) as error:
         logger.warning("groups are missing from the metrics", extra={"reason": repr(error)})
         return None
-    return _Groups(states, rows, omitted, positions, positions_omitted)
+    if ends is None:
+        return _Groups(states, rows, omitted, positions, positions_omitted)
+    positions, unknown = await _with_remote_lag(node, ends, positions)
+    return _Groups(states, rows, omitted, positions, positions_omitted, unknown)
+
+
+async def _with_remote_lag(
+    node: Node, ends: RemoteEnds, positions: list[tuple[Labels, int, int | None]]
+) -> tuple[list[tuple[Labels, int, int | None]], int]:
+    """Also of partitions that are nowhere on this node; and of how many the lag is not known."""
+    places = {
+        (names[1], int(names[2]))
+        for names, _, lag in positions
+        if lag is None and node.image.partition(names[1], int(names[2])) is not None
+    }
+    if not places:
+        return positions, 0
+    found = await ends.of(places)
+    told = [
+        (names, committed, max(end - committed, 0))
+        if lag is None and (end := found.get((names[1], int(names[2])))) is not None
+        else (names, committed, lag)
+        for names, committed, lag in positions
+    ]
+    return told, len(places) - len(found)
 
 
 def _group_rows(shard: GroupShard) -> list[_GroupRow]:
@@ -382,6 +446,8 @@ def _group_families(groups: _Groups | None) -> Iterator[Family]:
     lags = [(names, lag) for names, _, lag in groups.positions if lag is not None]
     text = "Messages between what the group has committed and what it could read."
     yield Family("gauge", "penstock_group_lag_messages", text, labels, lags)
+    text = "Partitions of other nodes whose end, and so the lag of their groups, is not known at present."
+    yield gauge("penstock_group_lag_unknown", text, groups.lag_unknown)
     text = "Committed offsets that are not shown: there are more than penstock.metrics.group.offsets.max."
     yield gauge("penstock_group_offsets_omitted", text, groups.positions_omitted)
 

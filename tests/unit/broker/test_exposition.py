@@ -103,6 +103,9 @@ class _Partitions(list[Any]):
         return next((each for each in self if (each.topic, each.index) == (topic, index)), None)
 
 
+FAR = OffsetToCommit(topic="far", partition=0, offset=3)
+
+
 def _shard() -> GroupShard:
     shard = GroupShard(GroupSettings())
     offsets = tuple(
@@ -129,6 +132,7 @@ def node() -> Any:
         store=SimpleNamespace(failed={("orders", 9): OSError()}),
         quorum=SimpleNamespace(epoch=4, leader_id=3),
         metadata=SimpleNamespace(is_active=True, applied_offset=77),
+        image=SimpleNamespace(partition=lambda topic, index: object() if topic == "far" else None),
         server=SimpleNamespace(connections=connections, buffers=SimpleNamespace(bytes_in_use=4096)),
         listeners=(SimpleNamespace(name="INTERNAL"), SimpleNamespace(name="EXTERNAL")),
         fetch_sessions=_Sessions(),
@@ -246,6 +250,29 @@ async def test_lag_is_what_a_group_could_still_read(node: Any) -> None:
     assert samples["penstock_group_committed_offset", labels("gone", "0")] == 1
     assert ("penstock_group_lag_messages", labels("gone", "0")) not in samples
     assert samples["penstock_groups", (("state", "Empty"),)] == 1
+
+
+@pytest.mark.parametrize("told", [10, ApiError(ErrorCode.leader_not_available)], ids=["known", "unknown"])
+async def test_lag_of_partitions_that_other_nodes_have(
+    node: Any, monkeypatch: pytest.MonkeyPatch, told: int | ApiError
+) -> None:
+    asked: list[Any] = []
+
+    async def end_offsets(node: Any, places: Any) -> dict[Any, Any]:
+        asked.append(places)
+        return dict.fromkeys(places, told)
+
+    monkeypatch.setattr("penstock.broker.share.end_offsets.end_offsets", end_offsets)
+    await node.groups.read("billing", lambda shard: _commit(shard, "billing", FAR))
+    exposition = Exposition(node)
+    key = "penstock_group_lag_messages", (("group", "billing"), ("partition", "0"), ("topic", "far"))
+    for _ in range(2):
+        samples = _samples(await exposition.scrape())
+        assert samples.get(key) == (7 if told == 10 else None)
+        assert samples["penstock_group_lag_unknown", ()] == (0 if told == 10 else 1)
+    assert asked == [[("far", 0)]] * (1 if told == 10 else 2), (
+        "what is known is not asked for at every scrape"
+    )
 
 
 def _commit(shard: GroupShard, group: str, *offsets: OffsetToCommit) -> None:
