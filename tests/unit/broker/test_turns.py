@@ -97,6 +97,18 @@ async def test_a_neighbour_does_not_wait_for_what_another_has_pipelined(node: No
     assert [(await hog.reply())[0] for _ in range(_PIPELINED)] == list(range(_PIPELINED))
 
 
+async def test_many_whose_frames_wait_share_one_turn(node: Node, work: Work) -> None:
+    hogs = [await _client(node) for _ in range(10)]
+    neighbour, number = await _client(node)
+    work.costly |= {number for _, number in hogs}
+    for client, _ in hogs:
+        client.writer.write(_questions(60))
+    await turn_until(lambda: len(node.server._queue) == 10)
+    before = len(work.handled)
+    await neighbour.ask(frame(API_VERSIONS, 0))
+    assert work.handled.index(number, before) - before < 20
+
+
 async def test_connections_whose_frames_wait_take_turns(node: Node, work: Work) -> None:
     hogs = [await _client(node) for _ in range(3)]
     numbers = {number for _, number in hogs}
@@ -143,14 +155,17 @@ async def test_a_large_request_behind_an_expensive_one_is_answered_too(node: Nod
 async def test_frames_of_a_peer_that_has_gone_are_not_handled(
     node: Node, work: Work, leave: Callable[[asyncio.StreamWriter], None]
 ) -> None:
+    await create_topic(node, "t")
     client, number = await _client(node)
     work.costly.add(number)
-    client.writer.write(_questions(_PIPELINED))
+    # Nothing is written to it meanwhile, which would tell that it has gone.
+    client.writer.write(fetch("t", 0, max_wait_ms=_FOREVER_MS) * 60)
     await turn_until(lambda: number in work.handled)
     leave(client.writer)
     await until(lambda: not node.server.connections)
     assert work.handled.count(number) < 20
     assert node.server.buffers.backlog_bytes == 0
+    assert not node.partitions.find("t", 0)._fetch_waiters
 
 
 async def test_records_of_a_producer_that_waits_for_no_answer_are_taken_after_it_has_gone(
