@@ -116,8 +116,8 @@ def test_an_empty_group_has_neither_protocol_nor_leader() -> None:
 
 def test_records_of_unknown_kinds_of_groups_are_passed_over() -> None:
     shard = GroupShard(GroupSettings())
-    shard.replay(bytes.fromhex("0011" "0002" "6731"), b"\x00\x00\x00\x00\x00\x01")  # fmt: skip
-    shard.replay(bytes.fromhex("0013" "0002" "6731" "0001" "6d"), None)  # fmt: skip
+    shard.replay(bytes.fromhex("0012" "0002" "6731"), b"\x00\x00\x00\x00\x00\x01")  # fmt: skip
+    shard.replay(bytes.fromhex("0063" "0002" "6731" "0001" "6d"), None)  # fmt: skip
     assert shard.unknown_records == 2
     assert shard.stored() == ({}, {})
 
