@@ -102,7 +102,6 @@ class Publisher:
         timestamp_ms: int | None = None,
     ) -> Future[Published]:
         """On its way; the future has its place, or raises NotPublished. Waits while the queue is full."""
-        headers = with_id(headers, self._ids)
         while True:
             sent = self.try_send(
                 topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
