@@ -13,7 +13,7 @@ from tests.compat.apache_kafka import ApacheKafka
 from penstock.cli import main
 
 pytestmark = [
-    apache_kafka.NEEDED,
+    *apache_kafka.NEEDED,
     pytest.mark.slow,
 ]
 
