@@ -12,7 +12,7 @@ from tests.brokers import BrokerProcess, executable
 from tests.clusters import ClusterProcesses
 from tests.waiting import eventually
 
-COUNT = 400
+COUNT = 200
 METADATA = "__cluster_metadata-0"
 
 
@@ -207,7 +207,7 @@ def test_a_damaged_metadata_log_is_refused_and_keeps_every_byte(
 def test_a_damaged_metadata_snapshot_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
     node = BrokerProcess(tmp_path, {"metadata.log.max.record.bytes.between.snapshots": "2000"}).start()
     try:
-        names = [f"topic-{number}" for number in range(60)]
+        names = [f"topic-{number}" for number in range(40)]
         admin = AdminClient({"bootstrap.servers": node.bootstrap_servers, "log_level": 0})
         for name in names:
             admin.create_topics([NewTopic(name, 1, 1)])[name].result(30)
