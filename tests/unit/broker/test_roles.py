@@ -1,5 +1,6 @@
 """What a broker does as leader, as follower, and when that changes: no acknowledged record depends on one replica."""
 
+import inspect
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -39,7 +40,10 @@ async def _latest(broker: Broker, version: int = 11, timestamp: int = -1) -> Any
     part = SimpleNamespace(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)
     request = SimpleNamespace(isolation_level=0, topics=(SimpleNamespace(name="t", partitions=(part,)),))
     ctx = RequestContext(broker, 2, version, "c", "h", "PLAINTEXT")  # type: ignore[arg-type]
-    return (await list_offsets.handle(ctx, request)).topics[0].partitions[0]
+    response = list_offsets.handle(ctx, request)
+    # Only what has to be looked up in files is answered later.
+    response = await response if inspect.isawaitable(response) else response
+    return response.topics[0].partitions[0]
 
 
 # -- leading ---------------------------------------------------------------------------------------------
