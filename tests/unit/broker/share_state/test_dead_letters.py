@@ -53,6 +53,8 @@ async def test_a_dead_letter_is_the_record_and_where_it_is_from(tmp_path: Path) 
     key = await prepare(node, 10)
     await write(node, key, (2, 2, LIMIT, 5), (3, 3, 2, 1), (4, 4, REJECTED, 1), (7, 7, LOCK_EXPIRED, 5))
     await all_buried(node)
+    days = 24 * 60 * 60 * 1000
+    assert node.image.config(ResourceType.TOPIC, DEAD)["retention.ms"] == str(30 * days)
     limit, rejected, expired = buried(node)
     assert (limit.key, limit.value) == (b"key 2", b"value 2")
     assert [
