@@ -279,8 +279,8 @@ def test_at_most_once_drops_what_may_have_been_committed(
     commit = Membership.commit
     fates: list[type[ClientError] | None] = [None, CommitLost]
 
-    def unsure(self: Membership, positions: Any, *, wait: bool) -> None:
-        commit(self, positions, wait=wait)
+    def unsure(self: Membership, positions: Any, *, wait: bool, **more: Any) -> None:
+        commit(self, positions, wait=wait, **more)
         fate = fates.pop(0) if fates else None
         if fate is not None:
             raise fate("no answer")
@@ -299,10 +299,10 @@ def test_at_most_once_leaves_to_others_what_was_not_committed(
     commit = Membership.commit
     refusals = [CommitRefused("unknown member")]
 
-    def refused(self: Membership, positions: Any, *, wait: bool) -> None:
+    def refused(self: Membership, positions: Any, *, wait: bool, **more: Any) -> None:
         if refusals:
             raise refusals.pop()
-        commit(self, positions, wait=wait)
+        commit(self, positions, wait=wait, **more)
 
     monkeypatch.setattr(Membership, "commit", refused)
     with app.consumer(topic, group=group, delivery="at-most-once") as consumer:
