@@ -6,7 +6,7 @@ that refuses all of them would do.
 
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin
 
 from kio.index import load_response_schema
@@ -15,6 +15,7 @@ from penstock.protocol.errors import ErrorCode
 
 FETCH: Final = 1
 METADATA: Final = 3
+_ALTER_REPLICA_LOG_DIRS: Final = 34
 
 #: The array of a request that an array of the answer speaks of, first match first.
 _COUNTERPARTS: Final = {
@@ -41,6 +42,7 @@ _PARTITION_NAMES: Final = ("partition_index", "index", "partition", "partition_i
 _IDENTITIES: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(_TOPIC_NAMES, _TOPIC_NAMES),
     **dict.fromkeys(_PARTITION_NAMES, _PARTITION_NAMES),
+    "topic_name": _TOPIC_NAMES,
     **{
         name: (name,)
         for name in ("topic_id", "group_id", "key", "member_id", "group_instance_id", "resource_type")
@@ -75,6 +77,9 @@ class NoPlaceForError(Exception):
 def refusal(api_key: int, version: int, request: Any, code: ErrorCode, message: str | None = None) -> Any:
     """The response of this version. Raises NoPlaceForError."""
     error = _Said(code, message)
+    if api_key == _ALTER_REPLICA_LOG_DIRS:
+        # Asked by folder, answered by topic.
+        request = SimpleNamespace(topics=[topic for folder in request.dirs for topic in folder.topics])
     schema = load_response_schema(api_key, version)
     response, has_mirrored = _refused(schema, request, error)
     if has_mirrored and api_key in _TOP_IS_APART:

@@ -59,6 +59,10 @@ class Telemetry:
     def clients(self) -> int:
         return len(self._clients)
 
+    @property
+    def has_subscriptions(self) -> bool:
+        return bool(self._current())
+
     def ask(self, ctx: RequestContext, instance_id: UUID | None) -> tuple[UUID, Asked]:
         """The client's id, given to it where it has none, and what it is to push."""
         instance_id = instance_id or uuid4()

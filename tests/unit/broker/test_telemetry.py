@@ -67,6 +67,20 @@ async def test_without_a_subscription_nothing_is_wanted(client: WireClient) -> N
     assert (await get(client, answer.client_instance_id)).client_instance_id == answer.client_instance_id
 
 
+async def test_clients_are_offered_the_requests_only_while_a_subscription_is_defined(
+    client: WireClient,
+) -> None:
+    """Every librdkafka client that is offered them asks at once, and logs that it has got an id."""
+
+    async def offered() -> set[int]:
+        request = ApiVersionsRequest(client_software_name="test-lib", client_software_version="1.2")
+        return {api.api_key for api in (await client.ask(request)).api_keys} & {71, 72}
+
+    assert await offered() == set()
+    assert await alter(client, subscription("all"), {"metrics": "*"}) == OK
+    assert await offered() == {71, 72}
+
+
 async def test_a_subscription_is_shown_with_its_defaults_and_listed_while_it_has_settings(
     client: WireClient,
 ) -> None:

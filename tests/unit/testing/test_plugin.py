@@ -21,7 +21,10 @@ from confluent_kafka.admin import AdminClient
 
 def partitions(broker, topic):
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    return len(admin.list_topics(topic, timeout=20).topics[topic].partitions)
+    while True:  # who asks for a topic that is not there is answered before it is created, as by Apache Kafka
+        found = admin.list_topics(topic, timeout=20).topics[topic]
+        if found.error is None:
+            return len(found.partitions)
 
 def test_settings_are_those_of_the_conftest(penstock):
     assert partitions(penstock, "made-by-asking") == 7

@@ -1,7 +1,8 @@
 """ApiVersions (key 18), v0-4. The reply's header never turns flexible; an unknown version gets v0 and the list.
 
 A node that is controller only does not list what needs partitions. Who asks for it nevertheless is told that they are
-elsewhere. Requests that only nodes send are listed only on the listener for nodes.
+elsewhere. Requests that only nodes send are listed only on the listener for nodes, and those of client metrics only
+where a subscription is defined: a client that is offered them asks at once, and again every few minutes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _SOFTWARE_CHARS_MAX = 255
 #: Versions below this one cannot express that a feature starts at level 0.
 _LEVEL_ZERO_FROM = 4
+#: GetTelemetrySubscriptions, PushTelemetry.
+_CLIENT_METRICS = frozenset({71, 72})
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
@@ -56,12 +59,14 @@ def _response(node: Node, version: int, error: ErrorCode, *, for_nodes: bool) ->
     supported = schema_class("api_versions.v4.response:SupportedFeatureKey")
     finalized = schema_class("api_versions.v4.response:FinalizedFeatureKey")
     features = node.features()
+    wants_metrics = node.telemetry.has_subscriptions
     return response(
         error_code=error,
         api_keys=tuple(
             api(api_key=a.key, min_version=ADVERTISED_MIN.get(a.key, a.min_version), max_version=max_version)
             for a in APIS.values()
             if node.settings.is_broker or not a.broker_only
+            if a.key not in _CLIENT_METRICS or wants_metrics
             if (max_version := a.max_version_on(for_nodes=for_nodes)) >= a.min_version
         ),
         throttle_time=timedelta(0),
