@@ -42,6 +42,7 @@ class Standalone:
             "spark.driver.host": MASTER_HOST,
             "spark.executor.memory": "512m",
             "spark.python.daemon.module": "penstock.spark.daemon",
+            "spark.sql.shuffle.partitions": "4",  # each has a task, and state of its own, in every batch
             **{f"spark.executorEnv.{name}": value for name, value in code_path().items()},
         }
 
