@@ -16,8 +16,9 @@ from penstock.client.app.figures import Figures
 from penstock.client.app.handles import handle_named
 from penstock.client.app.handling import NOT_HANDLED, Call
 from penstock.client.app.message import id_of
+from penstock.client.app.outages import raise_outage
 from penstock.client.letters import origin_of
-from penstock.client.stores import DedupeStore
+from penstock.client.stores import DedupeStore, StoreError
 
 __all__ = ["EffectivelyOnce", "Marks", "marking", "within_transaction"]
 
@@ -119,18 +120,26 @@ class EffectivelyOnce(AtLeastOnce):
     def _without_failed(self, batch: Sequence[Any]) -> Sequence[Any]:
         """What failed before and is read again, since its position was not committed in time."""
         ids = [_failure_id(raw) for raw in batch]
-        known = self._marks.seen(ids)
+        known = self._seen(ids)
         if not known:
             return batch
         left = [raw for raw, failure_id in zip(batch, ids, strict=True) if failure_id not in known]
         self._session.figures.add("duplicates", len(batch) - len(left))
         return left
 
+    def _seen(self, ids: Sequence[str]) -> set[str]:
+        """Raises StoreUnavailable, and ApplicationError for a store that cannot work."""
+        try:
+            return self._marks.seen(ids)
+        except StoreError as error:
+            raise_outage(error)
+            raise
+
     def _new(self, batch: Sequence[Any]) -> list[Any]:
         """Without those that are marked, in the lanes, or twice in this batch."""
         self._session.runner.check()
         ids = [id_of(raw) for raw in batch]
-        known = self._marks.seen(ids)
+        known = self._seen(ids)
         in_hand = {id_of(raw): raw for raw in self._session.runner.pending()}
         new = []
         for raw, message_id in zip(batch, ids, strict=True):
