@@ -110,6 +110,7 @@ class SmallNode:
         self.metrics = Metrics()
         self.faults = None
         self.partitions = SimpleNamespace(refused=())
+        self.telemetry = SimpleNamespace(has_subscriptions=False)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.metadata = SmallMetadata(self)
         self.quorum = SmallQuorum(self)
