@@ -260,7 +260,12 @@ async def test_a_full_disk_is_said_once_and_without_tracebacks(
     assert [record.message for record in said if record.exc_info] == []
     assert sum(record.message.startswith("disk full") for record in said) == 1
     assert sum(record.message.startswith("disk has room again") for record in said) == 1
-    loud = Counter(record.message for record in said if record.levelno >= logging.WARNING)
+    # A slow machine is another matter, and says so itself.
+    loud = Counter(
+        record.message
+        for record in said
+        if record.levelno >= logging.WARNING and "stood still" not in record.message
+    )
     assert max(loud.values()) <= 2, loud
 
 
