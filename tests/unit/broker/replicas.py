@@ -138,7 +138,9 @@ class Broker:
         """Blocking: nothing is made of it here, but it takes its turn."""
         return memoryview(records)
 
-    async def prepared_batch(self, partition: Partition, records: bytearray, *_: Any) -> memoryview:
+    async def prepared_batch(
+        self, partition: Partition, records: bytearray, *_: Any, is_owed: bool = False
+    ) -> memoryview:
         return await self.in_thread(self.prepare_batch, partition, records)
 
     def may_hold_records(self, partition: Partition) -> bool:
