@@ -93,7 +93,8 @@ def test_what_is_due_already_comes_at_once(
     topic = new_topic(**SCHEDULED)
     messages = [Message(b"%d" % n, headers=(("trace", b"t"), (AT, b"%d" % (10 - n)))) for n in range(10)]
     client.publish(bootstrap, topic, messages)
-    assert values(client.read(bootstrap, topic, 10)) == [b"%d" % n for n in reversed(range(10))]
+    # Only what is held at the same time is put in order, and a client may send these in several batches.
+    assert sorted(values(client.read(bootstrap, topic, 10))) == [b"%d" % n for n in range(10)]
 
 
 def test_other_topics_take_the_headers_for_what_they_are(topic: str, bootstrap: str) -> None:

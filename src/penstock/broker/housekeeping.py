@@ -93,10 +93,11 @@ class Housekeeping:
                     await self._rest(interval_ms)
                 else:
                     await asyncio.sleep(max(interval_ms, _REST_MS_MIN) / 1000)
+                recoveries = self._node.store.space.recoveries
                 try:
                     await chore()
                 except OSError as error:
-                    self._failed(name, error)
+                    self._failed(name, error, recoveries)
                 except Exception:
                     # One failed round is reported and the next one tried: a full disk passes.
                     logger.exception("housekeeping failed", extra={"chore": name})
@@ -117,10 +118,10 @@ class Housekeeping:
             self._cleaner.dedupe_buffer_bytes = self._dedupe_buffer_bytes
         self._settings_changed.set()
 
-    def _failed(self, chore: str, error: OSError) -> None:
+    def _failed(self, chore: str, error: OSError, recoveries: int) -> None:
         """That the disk is full is said once, by whoever finds it so first."""
         if error.errno in NO_SPACE:
-            self._node.store.space.ran_out(error)
+            self._node.store.space.ran_out(error, recoveries)
         else:
             logger.error("housekeeping failed", extra={"chore": chore, "reason": str(error)})
 
@@ -185,12 +186,13 @@ class Housekeeping:
 
         async def unlink() -> None:
             await asyncio.sleep(delay_ms / 1000)
+            recoveries = self._node.store.space.recoveries
             try:
                 if first is not None:
                     await self._node.in_thread(first)
                 await self._node.in_thread(_unlink, files)
             except OSError as error:
-                self._failed("unlink", error)
+                self._failed("unlink", error, recoveries)
 
         if files:
             self._node.spawn(unlink())

@@ -33,6 +33,8 @@ class DiskSpace:
         self._lock = threading.Lock()
         #: Records are refused.
         self.is_full = False
+        #: How often there was room again: a write that began before the last time says nothing of now.
+        self.recoveries = 0
         if not self._has_reserve() and not self._make_reserve():
             self._now_full("no room for the reserve")
 
@@ -42,9 +44,14 @@ class DiskSpace:
             self.look()
         return self.is_full
 
-    def ran_out(self, error: OSError) -> None:
-        """A write has found no room: the reserve is given up for what frees space. Said once."""
+    def ran_out(self, error: OSError, recoveries: int | None = None) -> None:
+        """A write has found no room: the reserve is given up for what frees space. Said once.
+
+        `recoveries` is what it was when a write of another thread began, which may be told of late.
+        """
         with self._lock:
+            if recoveries is not None and recoveries != self.recoveries:
+                return
             with suppress(OSError):
                 self._path.unlink()
             if not self.is_full:
@@ -56,17 +63,19 @@ class DiskSpace:
             needed_bytes = max(2 * self._reserve_bytes, _MARGIN_BYTES)
             if self.is_full and self._free_bytes() >= needed_bytes and self._make_reserve():
                 self.is_full = False
+                self.recoveries += 1
                 extra = {"folder": str(self._path.parent)}
                 _logger.warning("disk has room again: records are taken", extra=extra)
 
     def with_reserve(self, write: Callable[[], _Result]) -> _Result:
         """Write something small that must be written, once more where there was no room. Raises OSError."""
+        recoveries = self.recoveries
         try:
             return write()
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
-            self.ran_out(error)
+            self.ran_out(error, recoveries)
         return write()
 
     def _now_full(self, reason: str) -> None:

@@ -28,11 +28,17 @@ class Raw:
 
 
 class Membership:
-    def __init__(self, reached: dict[int, int], error: Exception | None = None) -> None:
+    """`reached` is where the library stands: behind everything that was taken."""
+
+    def __init__(
+        self, reached: dict[int, int], error: Exception | None = None, taken: Sequence[Raw] = ()
+    ) -> None:
+        self.taken = list(taken)
         self._reached = {("orders", partition): at for partition, at in reached.items()}
         self._error = error
         self.events: list[Any] = []
         self.done: dict[int, int] = {}
+        self.committed: dict[int, int] = {}
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -49,6 +55,7 @@ class Membership:
         self, positions: Mapping[Place, int], *, wait: bool, done: Mapping[Place, int] | None = None
     ) -> None:
         assert wait
+        self.committed = {partition: at for (_, partition), at in positions.items()}
         self.done = {partition: at for (_, partition), at in (done or {}).items()}
         self.events.append("commit")
         if self._error is not None:
@@ -81,7 +88,8 @@ def processed(batch: Sequence[Raw], membership: Membership) -> tuple[list[Any], 
     runner, letters, figures = Runner(membership.events), Letters(), Figures()
     session = Session(runner, letters, figures)  # type: ignore[arg-type]
     session.membership = membership  # type: ignore[assignment]
-    AtMostOnce(session, commit_every_s=3600.0, unit=3).process(batch)
+    # It is always time to note how far it is: that must not commit what is not to be handled.
+    AtMostOnce(session, commit_every_s=0.0, unit=3).process(batch)
     return membership.events, figures
 
 
@@ -89,29 +97,40 @@ BATCH = [Raw(0, 5), Raw(1, 8), Raw(0, 6)]
 
 
 def test_it_is_committed_first() -> None:
-    events, _ = processed(BATCH, Membership({0: 7, 1: 9}))
-    assert events == ["commit", [(0, 5), (1, 8), (0, 6)]]
+    events, _ = processed(BATCH, Membership({0: 7, 1: 9}, taken=BATCH))
+    assert events[:2] == ["commit", [(0, 5), (1, 8), (0, 6)]]
 
 
 def test_a_partition_that_has_gone_takes_its_messages_along() -> None:
-    events, _ = processed(BATCH, Membership({1: 9}))
-    assert events == ["commit", [(1, 8)]]
+    events, _ = processed(BATCH, Membership({1: 9}, taken=[BATCH[1]]))
+    assert events[:2] == ["commit", [(1, 8)]]
 
 
 def test_a_partition_that_went_and_came_back_is_read_again_from_its_position() -> None:
-    events, _ = processed(BATCH, Membership({0: 5, 1: 9}))
-    assert events == ["commit", [(1, 8)]]
+    # Another member has handled up to 6 meanwhile.
+    events, _ = processed(BATCH, Membership({0: 6, 1: 9}, taken=[BATCH[1]]))
+    assert events[:2] == ["commit", [(1, 8)]]
 
 
 @pytest.mark.parametrize(("error", "dropped"), [(CommitRefused("no"), 0), (CommitLost("who knows"), 3)])
 def test_nothing_is_handled_without_a_known_commit(error: Exception, dropped: int) -> None:
-    events, figures = processed(BATCH, Membership({0: 7, 1: 9}, error))
+    """Nor may one commit succeed and the next be refused: what is then left to others, they would not be given."""
+    events, figures = processed(BATCH, Membership({0: 7, 1: 9}, error, taken=BATCH))
     assert events == ["commit", "rejoin"]
     assert figures.dropped == dropped
 
 
+def test_what_goes_away_before_it_is_committed_is_for_the_next_owner() -> None:
+    """A second thread polls, and a partition is revoked between the taking of a batch and its commit."""
+    membership = Membership({0: 7, 1: 9}, taken=BATCH)
+    session = Session(Runner(membership.events), Letters(), Figures())  # type: ignore[arg-type]
+    session.membership = membership  # type: ignore[assignment]
+    AtMostOnce(session).revoked([("orders", 0)])
+    assert membership.committed == {0: 5, 1: 8}
+
+
 def test_how_far_it_is_handled_is_noted_on_the_way() -> None:
-    membership = Membership({0: 7, 1: 9})
+    membership = Membership({0: 7, 1: 9}, taken=BATCH)
     noted: list[Any] = []
 
     class Watching(Runner):

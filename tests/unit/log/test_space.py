@@ -90,3 +90,20 @@ def test_other_failures_are_not_taken_for_a_full_disk(space):
     with pytest.raises(OSError, match="Input/output"):
         space.with_reserve(broken)
     assert not space.is_full
+
+
+def test_what_failed_before_there_was_room_again_does_not_count(space, monkeypatch):
+    """A thread tells late of a write that has failed: the disk is not full a second time."""
+    with monkeypatch.context() as patch:
+        without_room(space, patch)
+        space.ran_out(OSError(errno.ENOSPC, "full"))
+    failures = [OSError(errno.ENOSPC, "as it was before")]
+
+    def write() -> str:
+        if failures:
+            space.look()
+            raise failures.pop()
+        return "written"
+
+    assert space.with_reserve(write) == "written"
+    assert (space.is_full, space.recoveries) == (False, 1)

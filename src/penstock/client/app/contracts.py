@@ -189,7 +189,7 @@ class AtMostOnce:
 
     def process(self, batch: Sequence[Any]) -> None:
         session = self._session
-        self.tick()
+        self._check()
         mine = self._committed(batch)
         while mine:
             stretch, mine = mine[: self._stretch], mine[self._stretch :]
@@ -221,8 +221,7 @@ class AtMostOnce:
         membership = self._session.membership
         try:
             with membership.held():
-                done = membership.positions([*self._session.runner.pending(), *self._open])
-                membership.commit(membership.positions(), wait=True, done=done)
+                self._commit_done()
         except ClientError as error:
             _LOG.warning("%s; joining again", error)
             self._session.figures.restarts += 1
@@ -230,18 +229,32 @@ class AtMostOnce:
         finally:
             self._noted_s = time.monotonic()
 
+    def _commit_done(self) -> None:
+        """Raises ClientError. Never passes what was taken and not committed: nobody would handle it if it went away."""
+        membership = self._session.membership
+        taken = membership.taken
+        done = membership.positions([*self._session.runner.pending(), *self._open, *taken])
+        membership.commit(membership.positions(taken), wait=True, done=done)
+
     def _committed(self, batch: Sequence[Any]) -> list[Any]:
         """Without what went to another member since it was taken, be it that we have its partition again."""
         membership = self._session.membership
         with membership.held():
-            reached = membership.positions()
-            mine = [raw for raw in batch if reached.get(place_of(raw), -1) > raw.offset()]
-            unfinished = [*self._session.runner.pending(), *batch]
+            kept = set(map(id, membership.taken))
+            mine = [raw for raw in batch if id(raw) in kept]
+            unfinished = [*self._session.runner.pending(), *mine]
             is_ours = committed_first(membership, self._session.figures, len(mine), unfinished)
+            # Committed, dropped, or read again by whoever has its partition: its position holds nothing back.
+            membership.taken = []
+            self._noted_s = time.monotonic()
             return mine if is_ours else []
 
     def tick(self) -> None:
         """Raises what made it impossible to go on in a lane."""
+        self._check()
+        self._note()
+
+    def _check(self) -> None:
         runner = self._session.runner
         try:
             runner.check()
@@ -252,7 +265,6 @@ class AtMostOnce:
             rest, _ = runner.interrupt(HAND_OVER_S)
             self._session.figures.dropped += len(rest) + len(runner.pending())
             raise
-        self._note()
 
     def stop(self) -> None:
         """What is in hand is committed: nobody else would handle it."""
@@ -270,10 +282,8 @@ class AtMostOnce:
         self._note_last()
 
     def _note_last(self) -> None:
-        membership = self._session.membership
-        done = membership.positions([*self._session.runner.pending(), *self._open])
         with suppress(ClientError):  # then the next member counts more than there were
-            membership.commit(membership.positions(), wait=True, done=done)
+            self._commit_done()
 
     def lost(self, places: Sequence[Place]) -> None:
         pass

@@ -106,11 +106,12 @@ class Membership:
                     # What was handed out before a rebalance in the same call may be of partitions that are gone.
                     taken = [m for m in taken if m.error() or place_of(m) in self.places]
             self.taken = taken
-        self._keeper.busy()
-        # Without a line of Python for each of them: nearly always there is none.
-        if any(map(self._error_of, taken)):
-            return self._without_errors(taken)
-        return taken
+            self._keeper.busy()
+            # Without a line of Python for each of them: nearly always there is none.
+            if any(map(self._error_of, taken)):
+                self.taken = [message for message in taken if message.error() is None]
+                self._heed_errors(taken)
+            return self.taken
 
     def _fetched(self, count_max: int, timeout_s: float) -> list[Any]:
         """What is there; else the library, which waits for all that it may hand out, is asked for one first.
@@ -125,24 +126,21 @@ class Membership:
         back, self._stash = self._stash, []
         return [*back, *more] if back else more
 
-    def _without_errors(self, taken: list[Any]) -> list[Any]:
+    def _heed_errors(self, taken: list[Any]) -> None:
+        """Raises ClientError for those that do not pass by themselves."""
         from confluent_kafka import KafkaError
 
-        good = []
-        for message in taken:
-            error = message.error()
+        for error, message in ((message.error(), message) for message in taken):
             if error is None:
-                good.append(message)
-            elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                continue
+            if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 raise ApplicationError(
                     f"{message.topic()}[{message.partition()}]: the position of the group is not in the log "
                     "any more; `penstock group reset` moves it"
                 )
-            elif error.fatal():
+            if error.fatal():
                 raise ClientError(error.str())
-            else:
-                _LOG.warning("%s", error.str())
-        return good
+            _LOG.warning("%s", error.str())
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -421,6 +419,7 @@ class Membership:
         gone = set(places)
         self._losses += 1
         self._stash = [m for m in self._stash if place_of(m) not in gone]
+        self.taken = [m for m in self.taken if place_of(m) not in gone]
         for place in gone:
             for known in (self._committed, self._sent, self._sought, self._done):
                 known.pop(place, None)
