@@ -11,7 +11,8 @@ import time
 import urllib.request
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ CONNECTIONS = 16
 REPLY_WAIT_S = 0.2
 #: A client gives up after this long; a hang, on however slow a machine.
 PATIENCE_S = 90.0
+_EXISTS, _IS_GONE = KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.UNKNOWN_TOPIC_OR_PART
 SETTINGS = {
     "offsets.topic.num.partitions": "2",
     "transaction.state.log.num.partitions": "2",
@@ -144,8 +146,26 @@ class WellBehaved:
             )
             for topic in topics
         ]
-        for future in self._admin.create_topics(new, operation_timeout=PATIENCE_S).values():
-            future.result()
+        self._change(lambda: self._admin.create_topics(new, operation_timeout=PATIENCE_S), _EXISTS)
+
+    def _change(self, ask: Callable[[], dict[str, Future[None]]], done: int) -> None:
+        """Asks again where the library dropped its connection to a broker that left the metadata for a moment.
+
+        librdkafka repeats other requests after that by itself, but not those of its admin client. The first may have
+        been carried out: then the broker answers `done`.
+        """
+        ignored: set[int] = set()
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            errors = [error.args[0] for future in ask().values() if (error := future.exception())]
+            left = [error for error in errors if error.code() not in ignored]
+            if not left:
+                return
+            if {error.code() for error in left} != {
+                KafkaError._DESTROY_BROKER
+            } or time.monotonic() > deadline:
+                raise KafkaException(left[0])
+            ignored = {done}
 
     def check(self) -> None:
         """Raises AssertionError, naming what did not work."""
@@ -157,8 +177,7 @@ class WellBehaved:
             self._produce((CALM,), {"transactional.id": CALM_TRANSACTION})
             self._consume_and_commit()
             self._read_back([key for key in sent if key[0] != CALM])
-            for future in self._admin.delete_topics([fresh], operation_timeout=PATIENCE_S).values():
-                future.result()
+            self._change(lambda: self._admin.delete_topics([fresh], operation_timeout=PATIENCE_S), _IS_GONE)
             self.acknowledged = {key: value for key, value in self.acknowledged.items() if key[0] != fresh}
         except KafkaException as error:
             raise AssertionError(
