@@ -39,7 +39,7 @@ RECORDS_PER_CHECK = 20
 FRAMES_PER_CONNECTION = 25
 CONNECTIONS = 16
 #: How long a connection waits for replies that may never come: long polls, members that wait for others.
-REPLY_WAIT_S = 0.2
+REPLY_WAIT_S = 2.0
 #: A client gives up after this long; a hang, on however slow a machine.
 PATIENCE_S = 90.0
 _EXISTS, _IS_GONE = KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.UNKNOWN_TOPIC_OR_PART

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,7 @@ from penstock.broker.buffers import FrameBuffers
 from penstock.broker.connection import Connection
 from penstock.broker.dispatch import Dispatcher
 from penstock.broker.listeners import Listener
+from penstock.broker.settings_table import parse_connection_overrides
 from penstock.log.files import open_files_limit
 
 if TYPE_CHECKING:
@@ -25,6 +27,12 @@ logger = logging.getLogger("penstock.server")
 _SWEEP_SECONDS = 1.0
 #: Of a turn: what a connection may still use for pipelined frames once others have used the turn up.
 _LATE_SHARE = 1 / 8
+_CONNECTION_LIMITS = (
+    "max.connections",
+    "max.connections.per.ip",
+    "max.connections.per.ip.overrides",
+    "max.connection.creation.rate",
+)
 T = TypeVar("T")
 
 
@@ -44,7 +52,10 @@ class Server:
         self.gathers_writes = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
         self.dispatch = Dispatcher(node, self).dispatch
         self._connections_max = self._connections_per_host_max = 0
-        node.dynamic.watch(("max.connections", "max.connections.per.ip"), self._limit_connections)
+        self._connections_by_host: dict[str, int] = {}
+        #: The shortest time between two connections of clients, and when the next one is due.
+        self._connection_interval = self._next_connection = 0.0
+        node.dynamic.watch(_CONNECTION_LIMITS, self._limit_connections)
         self._limit_connections()
         self._idle_seconds_max = settings.integer("connections.max.idle.ms") / 1000
         self._frame_seconds_max = settings.integer("penstock.request.read.timeout.ms") / 1000
@@ -69,6 +80,11 @@ class Server:
         # The other half of the descriptors is for files: connections must not keep logs from being opened.
         self._connections_max = min(dynamic.integer("max.connections"), open_files_limit() // 2)
         self._connections_per_host_max = dynamic.integer("max.connections.per.ip")
+        overrides = parse_connection_overrides(str(dynamic["max.connections.per.ip.overrides"]))
+        self._connections_by_host = {
+            address: count for host, count in overrides.items() for address in _addresses(host)
+        }
+        self._connection_interval = 1 / dynamic.integer("max.connection.creation.rate")
 
     async def bind(self, listener: Listener) -> int:
         """Returns the bound port; clients are not let in before `serve`. Raises OSError."""
@@ -156,10 +172,21 @@ class Server:
         host = connection.client_host
         if len(self.connections) >= self._connections_max:
             self._turn_away(connection, "max.connections")
-        elif self._per_host[host] >= self._connections_per_host_max:
+        elif self._per_host[host] >= self._connections_by_host.get(host, self._connections_per_host_max):
             self._turn_away(connection, "max.connections.per.ip")
+        elif not connection.for_nodes:
+            self._wait_for_turn(connection)
         self.connections.add(connection)
         self._per_host[host] += 1
+
+    def _wait_for_turn(self, connection: Connection) -> None:
+        """Connections beyond max.connection.creation.rate are read from later; a second's worth may come at once."""
+        now = self.clock()
+        due = max(self._next_connection, now - 1.0)
+        self._next_connection = due + self._connection_interval
+        if due > now:
+            connection.mute()
+            asyncio.get_running_loop().call_later(due - now, connection.unmute)
 
     def _turn_away(self, connection: Connection, setting: str) -> None:
         logger.warning("connection refused", extra={"peer": connection.peer, "reason": setting})
@@ -298,5 +325,17 @@ def _hosts(host: str) -> Any:
     return [host.encode()] if host.isascii() else host
 
 
+def _addresses(host: str) -> set[str]:
+    """Of a host name; an address stands for itself."""
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except OSError as error:
+        logger.warning(
+            "no address for a host in max.connections.per.ip.overrides",
+            extra={"host": host, "reason": str(error)},
+        )
+        return set()
+
+
 def _ports(server: asyncio.Server) -> list[int]:
-    return [int(socket.getsockname()[1]) for socket in server.sockets]
+    return [int(each.getsockname()[1]) for each in server.sockets]

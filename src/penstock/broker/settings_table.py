@@ -36,6 +36,27 @@ def _one_directory(value: Value) -> str | None:
     return "must be one directory: a node has a single data folder" if "," in value else None
 
 
+def parse_connection_overrides(value: str) -> dict[str, int]:
+    """Limits by host, as in `host:100,127.0.0.1:200`. Raises ValueError."""
+    found = {}
+    for entry in filter(None, map(str.strip, value.split(","))):
+        host, _, count = entry.rpartition(":")
+        host = host.strip().removeprefix("[").removesuffix("]")
+        if not host or not count.strip().isdecimal():
+            raise ValueError(f"{entry!r} is not HOST:COUNT")
+        found[host] = int(count)
+    return found
+
+
+def _connection_overrides(value: Value) -> str | None:
+    assert isinstance(value, str)
+    try:
+        parse_connection_overrides(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 _IDENTITY = (
     _node("node.id", _INT, 1, "Id of this node in the cluster.", 0),
     _node(
@@ -94,6 +115,22 @@ _NETWORK = (
     ),
     _dynamic("max.connections", _INT, INT_MAX, "Connections open at once.", 0),
     _dynamic("max.connections.per.ip", _INT, INT_MAX, "Connections open at once from one address.", 0),
+    Setting(
+        name="max.connections.per.ip.overrides",
+        type=_STRING,
+        default="",
+        doc="Other limits than max.connections.per.ip for some addresses or host names, as in host:100,127.0.0.1:200.",
+        check=_connection_overrides,
+        read_only=False,
+    ),
+    _dynamic(
+        "max.connection.creation.rate",
+        _INT,
+        INT_MAX,
+        "Connections per second that clients may open; those above it wait their turn. The inter-broker listener has "
+        "no such limit.",
+        1,
+    ),
     _node(
         "connections.max.idle.ms", _LONG, 600_000, "A connection idle for this long is closed; -1 never.", -1
     ),

@@ -1,5 +1,6 @@
 """Broker settings changed while the node runs: what they do at once, how they are shown, and what is refused."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ KAFKAS_DYNAMIC = {
     "log.segment.bytes",
     "max.connections",
     "max.connections.per.ip",
+    "max.connections.per.ip.overrides",
+    "max.connection.creation.rate",
     "message.max.bytes",
     "min.insync.replicas",
     "num.recovery.threads.per.data.dir",
@@ -106,6 +109,29 @@ async def test_a_change_outlives_a_restart(tmp_path: Path) -> None:
         client = await WireClient.connect(node)
         await described(client, HERE, "node.id")
         assert await (await Client.connect(node)).is_cut_off()
+        await client.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_an_address_may_have_a_limit_of_its_own(tmp_path: Path, host: str) -> None:
+    async with running(tmp_path, max_connections_per_ip="2") as node:
+        client = await WireClient.connect(node)
+        for wrong in ("127.0.0.1", "127.0.0.1:many", ":5"):
+            code, message = await alter(client, HERE, {"max.connections.per.ip.overrides": wrong})
+            assert (code, "is not HOST:COUNT" in (message or "")) == (ErrorCode.invalid_request, True)
+        assert await alter(client, HERE, {"max.connections.per.ip.overrides": f"{host}:1, 10.0.0.1:7"}) == OK
+        assert await (await Client.connect(node)).is_cut_off()
+        await client.close()
+
+
+async def test_connections_above_the_creation_rate_wait_their_turn(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        client = await WireClient.connect(node)
+        assert await alter(client, HERE, {"max.connection.creation.rate": "2"}) == OK
+        began = node.server.clock()
+        # A second's worth may come at once, and the one that is due now; the other two are half a second apart.
+        assert all(await asyncio.gather(*(answers(node) for _ in range(5))))
+        assert node.server.clock() - began >= 0.9
         await client.close()
 
 
