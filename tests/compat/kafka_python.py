@@ -31,13 +31,16 @@ def _send(client: KafkaProducer, topic: str, message: Message) -> Any:
 
 
 def consumer(bootstrap: str, *topics: str, **settings: Any) -> KafkaConsumer:
-    """A consumer that knows its topics before it joins: leading a group without, this client assigns nothing."""
+    """A consumer that has read the metadata of its subscription before it joins.
+
+    Where that comes after it has led the group into a generation, kafka-python 3.0 joins again. If a poll times out in
+    between, it never finishes: it consumes without heartbeats, and each commit fails with RebalanceInProgressError.
+    """
     defaults = {"auto_offset_reset": "earliest", "fetch_max_wait_ms": 100, "enable_auto_commit": False}
     client = KafkaConsumer(bootstrap_servers=bootstrap, **(defaults | settings))
-    for topic in topics:
-        client.partitions_for_topic(topic)
     if topics:
         client.subscribe(topics)
+        client.topics()
     return client
 
 

@@ -213,8 +213,8 @@ bootstrap, topic, group = sys.argv[1:]
 member = KafkaConsumer(
     bootstrap_servers=bootstrap, group_id=group, session_timeout_ms=1500, heartbeat_interval_ms=200
 )
-member.partitions_for_topic(topic)
 member.subscribe([topic])
+member.topics()  # as in tests/compat/kafka_python.py
 while not member.assignment():
     member.poll(timeout_ms=100)
 print("joined", flush=True)
