@@ -37,7 +37,7 @@ FAST = {
     "controller.quorum.election.backoff.max.ms": "50",
     "controller.quorum.request.timeout.ms": "400",
 }
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class RecordingController:
