@@ -117,7 +117,9 @@ class World:
 
     def check_nothing_left(self, offset, upto):
         """An empty read below `upto` is right only after a compaction with a later high watermark."""
-        assert self.log.active_segment.base_offset > upto.segment_base, "the active segment is never compacted"
+        assert self.log.active_segment.base_offset > upto.segment_base, (
+            "the active segment is never compacted"
+        )
         later = self.read_piece(offset, 1 << 16, self.high)
         if later is not None:
             assert all(header.last_offset >= upto.offset for header, _ in iter_batches(later.data))
