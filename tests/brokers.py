@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READY_LINE = re.compile(r"listening on (?:\w+://)?(?P<host>\[[^\]]+\]|[^\s:]+):(?P<port>\d+)")
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
 KEPT_LINES = 200
 
 # Housekeeping and failure detection at a pace that tests can wait for; clients keep the defaults of their libraries.

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
 PAUSE_S = 0.01
 #: Another process may take the port between our choice and the server's use of it.
 PORT_ATTEMPTS = 5

@@ -8,9 +8,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PAUSE_S = 0.02
+#: For what hangs, not for what is slow: other work may leave a test a tenth of a core.
+PATIENCE_S = 60.0
 
 
-def eventually(check: Callable[[], T], *, within_s: float = 20.0, what: str = "") -> T:
+def eventually(check: Callable[[], T], *, within_s: float = PATIENCE_S, what: str = "") -> T:
     """Return the first truthy answer of `check`; an AssertionError inside it means "not yet"."""
     deadline = time.monotonic() + within_s
     while True:
@@ -22,7 +24,9 @@ def eventually(check: Callable[[], T], *, within_s: float = 20.0, what: str = ""
         time.sleep(PAUSE_S)
 
 
-async def eventually_async(check: Callable[[], Awaitable[T]], *, within_s: float = 20.0, what: str = "") -> T:
+async def eventually_async(
+    check: Callable[[], Awaitable[T]], *, within_s: float = PATIENCE_S, what: str = ""
+) -> T:
     """The same for a coroutine function, without blocking its loop."""
     deadline = time.monotonic() + within_s
     while True:

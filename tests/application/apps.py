@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 from penstock.client import Penstock
 
@@ -14,7 +14,7 @@ QUICK = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500, "fetch.wait.
 
 
 @contextmanager
-def running(app: Penstock, until: Callable[[], bool], within_s: float = 30.0) -> Iterator[None]:
+def running(app: Penstock, until: Callable[[], bool], within_s: float = PATIENCE_S) -> Iterator[None]:
     """Begins the subscriptions, and goes on when `until` says so; then everything is closed."""
     app.start()
     try:

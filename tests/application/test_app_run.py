@@ -53,7 +53,7 @@ class Program:
             assert any(words in line for line in tuple(self.lines)), "\n".join(self.lines)
             return True
 
-        eventually(said, within_s=40.0, what=words)
+        eventually(said, what=words)
 
     def end(self) -> int:
         self._process.send_signal(signal.SIGTERM)

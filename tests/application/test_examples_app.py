@@ -21,7 +21,7 @@ from penstock.protocol import letters
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0
 
 
 def run(example: str, *arguments: str, folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from tests.compat.message import Message, Received
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 UNACKNOWLEDGED = -1
 
 

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from tests.compat.message import Message, Received
 from tests.waiting import eventually
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def create_topic(

@@ -7,7 +7,7 @@ from typing import Any
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from tests.compat.message import Message, Received
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def publish(

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from typing import Any
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 def installed() -> bool:

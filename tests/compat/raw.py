@@ -10,7 +10,7 @@ from typing import Any
 
 from kio.serial import entity_reader, entity_writer
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 CORRELATION_ID = 77
 
 

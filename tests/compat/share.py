@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import AcknowledgeType, KafkaException, ShareConsumer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 ACCEPT, RELEASE, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
 
 #: What is to become of a message.

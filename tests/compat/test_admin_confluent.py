@@ -29,7 +29,7 @@ from tests.compat import confluent
 from tests.compat.message import Message, numbered
 from tests.waiting import eventually
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 TOPIC, BROKER = ConfigResource.Type.TOPIC, ConfigResource.Type.BROKER
 
 

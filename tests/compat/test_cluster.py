@@ -67,7 +67,7 @@ def take(reader: Consumer, count: int) -> list[str]:
         found.extend(m.value().decode() for m in messages if not m.error())
         return len(found) >= count
 
-    eventually(arrived, within_s=30, what=f"{count} records")
+    eventually(arrived, what=f"{count} records")
     return found
 
 
@@ -238,7 +238,7 @@ def test_a_second_node_with_the_same_id_is_refused(
     settings = victim.settings | {"initial.broker.registration.timeout.ms": "2000"}
     impostor = NodeProcess(victim.node_id, tmp_path, settings, None)
     impostor.launch()
-    eventually(lambda: impostor.exit_code is not None, within_s=30, what="the end of the second node")
+    eventually(lambda: impostor.exit_code is not None, what="the end of the second node")
     assert impostor.exit_code not in (0, None)
     said = "".join(impostor.output)
     assert re.search(r"another (broker|node) with this id (is registered and alive|leads the quorum)", said)

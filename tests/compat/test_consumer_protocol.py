@@ -98,7 +98,7 @@ def shared(members: list[Member], *sizes: int) -> None:
         owned = [member.owned for member in members]
         return sorted(map(len, owned)) == sorted(sizes) and len(set().union(*owned)) == sum(sizes)
 
-    eventually(check, within_s=40, what=f"partitions shared as {sizes}")
+    eventually(check, what=f"partitions shared as {sizes}")
 
 
 def publish(bootstrap: str, topic: str, *, each: int, partitions: int = 6) -> None:
@@ -231,7 +231,7 @@ def test_classic_members_of_another_library_go_on_in_a_consumer_group(
             theirs = {(tp.topic, tp.partition) for tp in old.assignment()}
             return len(theirs) == len(new.owned) == 3 and not theirs & new.owned
 
-        eventually(halves, within_s=40, what="half of the partitions each")
+        eventually(halves, what="half of the partitions each")
 
 
 def test_a_group_goes_on_after_its_coordinator_was_killed(tmp_path: Path, group: str) -> None:
@@ -247,7 +247,6 @@ def test_a_group_goes_on_after_its_coordinator_was_killed(tmp_path: Path, group:
         publish(broker.bootstrap_servers, "t", each=5, partitions=4)
         eventually(
             lambda: [m.poll() for m in members] and sum(len(m.read) for m in members) == 20,
-            within_s=40,
             what="20 messages",
         )
         assert [member.owned for member in members] == had

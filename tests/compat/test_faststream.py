@@ -15,7 +15,7 @@ from tests.compat.message import Message
 from tests.waiting import eventually_async
 
 BROKERS = [pytest.param(AioBroker, id="aiokafka"), pytest.param(ConfluentBroker, id="confluent")]
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 MakeBroker = Callable[..., Any]
 

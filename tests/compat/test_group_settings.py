@@ -11,7 +11,7 @@ from kafka.admin import AlterConfigOp
 from kafka.admin import ConfigResource as PythonResource
 from tests.waiting import eventually
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 GROUP = ConfigResource.Type.GROUP
 LIMIT = "share.delivery.count.limit"
 

@@ -265,7 +265,7 @@ def work_as_usual(servers: str) -> None:
     )
     try:
         consumer.subscribe([name])
-        read = eventually(lambda: consumer.poll(1), within_s=30, what="the first record")
+        read = eventually(lambda: consumer.poll(1), what="the first record")
         assert (read.error(), read.value()) == (None, b"a")
         assert consumer.commit(read, asynchronous=False)[0].error is None
     finally:

@@ -86,7 +86,7 @@ def await_in_sync(cluster: Cluster) -> None:
         parts = [part for topic in cluster.topics().values() for part in topic.partitions]
         return all(len(part.in_sync) == len(part.replicas) and part.leader_id > 0 for part in parts)
 
-    eventually(is_whole, within_s=40, what="everyone in sync")
+    eventually(is_whole, what="everyone in sync")
 
 
 class Reading:

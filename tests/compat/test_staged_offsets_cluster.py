@@ -79,18 +79,18 @@ def test_the_next_coordinator_knows_what_is_staged(
         [TopicPartition(topic, 0, 5)], reader.consumer_group_metadata(), TIMEOUT_S
     )
     assert committed(cluster, group, topic) == UNSTABLE
-    eventually(lambda: all_in_sync(admin), within_s=30, what="everyone in sync")
+    eventually(lambda: all_in_sync(admin), what="everyone in sync")
 
     dead = coordinator(cluster, group)
     dead.kill()
-    eventually(lambda: coordinator(cluster, group) is not dead, within_s=30)
+    eventually(lambda: coordinator(cluster, group) is not dead)
     assert committed(cluster, group, topic) == UNSTABLE
     producer.commit_transaction(TIMEOUT_S) if commits else producer.abort_transaction(TIMEOUT_S)
     expected = (5 if commits else 1, ErrorCode.none)
-    eventually(lambda: committed(cluster, group, topic) == expected, within_s=30)
+    eventually(lambda: committed(cluster, group, topic) == expected)
 
     dead.start()
-    eventually(lambda: all_in_sync(admin), within_s=30, what="everyone in sync")
+    eventually(lambda: all_in_sync(admin), what="everyone in sync")
     coordinator(cluster, group).kill()
     assert committed(cluster, group, topic) == expected
     for node in cluster.nodes.values():

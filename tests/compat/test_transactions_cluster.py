@@ -126,7 +126,7 @@ def test_a_prepared_transaction_is_completed_by_the_next_coordinator(
     first.kill()
     holder.start()
     assert coordinator(cluster, name) is not first
-    eventually(lambda: state(cluster, name) == "CompleteCommit", within_s=30, what="the end")
+    eventually(lambda: state(cluster, name) == "CompleteCommit", what="the end")
     assert committed(cluster, safe, 2) == [b"a", b"b"]
     assert committed(cluster, lone, 1) == [b"c"]
 

@@ -11,7 +11,7 @@ from tests.compat import confluent
 from tests.compat.message import Message, numbered, values
 
 END = b"end"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 Transactional = Callable[..., Producer]
 

@@ -241,14 +241,14 @@ def test_one_of_three_fetches_what_is_damaged_and_never_leads_with_it(trio: Clus
     bootstrap = trio.bootstrap_servers
     create(bootstrap, replicas=3)
     write(bootstrap, 0)
-    eventually(lambda: in_sync(bootstrap) == {1, 2, 3}, within_s=30)
+    eventually(lambda: in_sync(bootstrap) == {1, 2, 3})
     victim = trio.nodes[2]
     victim.kill()
     (path, *_) = segments(victim.data_dir)
     flip(path, path.stat().st_size // 2)
     damaged = path.read_bytes()
     victim.start()
-    eventually(lambda: in_sync(bootstrap) == {1, 2, 3}, within_s=60)
+    eventually(lambda: in_sync(bootstrap) == {1, 2, 3})
     (stray,) = victim.data_dir.glob("t-0.*-stray")
     assert (stray / path.name).read_bytes() == damaged, "kept for an operator"
     assert read(bootstrap, 0, COUNT) == list(range(COUNT))
@@ -272,12 +272,12 @@ def test_one_of_three_fetches_its_metadata_again(trio: ClusterProcesses) -> None
     victim.start()
     (stray,) = victim.data_dir.glob(f"{METADATA}.*-stray")
     assert (stray / path.name).read_bytes() == damaged
-    eventually(lambda: in_sync(bootstrap) == {1, 2, 3}, within_s=60)
+    eventually(lambda: in_sync(bootstrap) == {1, 2, 3})
     assert "t" in topics_of(bootstrap)
-    eventually(lambda: any("joined the voters" in line for line in list(victim.output)), within_s=60)
+    eventually(lambda: any("joined the voters" in line for line in list(victim.output)))
     # With one of the others gone, the quorum needs its vote.
     trio.nodes[1].kill()
-    eventually(lambda: _creates(victim.bootstrap_servers), within_s=60)
+    eventually(lambda: _creates(victim.bootstrap_servers))
 
 
 def _creates(bootstrap: str) -> bool:

@@ -79,9 +79,7 @@ class Writer(threading.Thread):
 
     def acknowledges(self, more: int) -> None:
         target = len(self.acknowledged) + more
-        eventually(
-            lambda: len(self.acknowledged) >= target, within_s=60, what=f"{more} more are acknowledged"
-        )
+        eventually(lambda: len(self.acknowledged) >= target, what=f"{more} more are acknowledged")
 
 
 def check(bootstrap: str, writer: Writer, isolation: str) -> None:

@@ -281,7 +281,7 @@ class Campaign:
         self._await_whole()
         leftovers.abandon(self._cluster.bootstrap_servers, TARGET, timeout_ms=3000)
         with contextlib.suppress(AssertionError):
-            eventually(lambda: not self._left(), within_s=30)
+            eventually(lambda: not self._left())
         for words in self._left():
             self._findings.add(HANGING, words)
         for words in leftovers.behind(self._cluster.bootstrap_servers, GROUP, SOURCE, SOURCES):

@@ -299,7 +299,7 @@ class Campaign:
             assert found["handed_out"] == self._feeder.sent, found
             return found
 
-        return eventually(read, within_s=30, what=f"{self._feeder.sent} handed out by the counters")
+        return eventually(read, what=f"{self._feeder.sent} handed out by the counters")
 
     def _judge_counters(self, figures: dict[str, float]) -> None:
         counters = self._counters()

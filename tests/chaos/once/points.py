@@ -19,7 +19,7 @@ from kio.schema.errors import ErrorCode
 from tests.chaos.share.journals import Place
 from tests.compat.raw import RawConnection, framed, schema
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 WAIT_MS = 300
 RECORDS = 4
 RETURNING = 0.3  # of members have the name of one that died

@@ -20,7 +20,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def until(reached: Callable[[], bool], within_s: float = 20.0) -> None:
+async def until(reached: Callable[[], bool], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not reached():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
