@@ -10,6 +10,7 @@ from tests.unit.broker.raw_client import create_topic, delete_topic, until
 from tests.unit.broker.share.share_client import set_group
 from tests.unit.broker.share_state.graveyard import GROUP, TOPIC, all_buried, prepare, started, write
 from tests.unit.broker.share_state.trio import Trio
+from tests.waiting import eventually_async
 
 from penstock.broker.apis import APIS
 from penstock.broker.context import RequestContext
@@ -124,11 +125,11 @@ async def test_state_goes_with_its_topic(tmp_path: Path) -> None:
     kept = Key(GROUP, node.image.topics["kept"].id, 0)
     await node.share_state.persister.initialize(*kept, state_epoch=0, start_offset=0)
     await delete_topic(node, TOPIC)
-    for _ in range(1_000):
-        if await keys_of(node) == [kept]:
-            break
-        await asyncio.sleep(0.003)
-    assert await keys_of(node) == [kept]
+
+    async def only_the_other_is_left() -> bool:
+        return await keys_of(node) == [kept]
+
+    await eventually_async(only_the_other_is_left)
     await node.stop()
 
 
@@ -239,7 +240,7 @@ async def test_who_waits_is_answered_after_a_failure_that_nobody_has_foreseen(
             real = coordinator.ask
             patch.setattr(coordinator, "ask", lambda questions: fail() if failures else real(questions))
         await asyncio.wait_for(
-            coordinator.persister.initialize(key.group, key.topic_id, 0, state_epoch=1, start_offset=3), 10
+            coordinator.persister.initialize(key.group, key.topic_id, 0, state_epoch=1, start_offset=3), 60
         )
     assert not failures, "it was asked again"
     state = await coordinator.persister.read(key.group, key.topic_id, 0, 1)

@@ -83,6 +83,15 @@ class Trio:
         await until(lambda: all(name in node.image.topics for node in self.nodes.values()))
         await until(lambda: all(self.leader(name, index) for index in range(partitions)))
 
+    async def controller(self) -> Node:
+        """The active one; for a moment there may be none, or an old one that does not know yet."""
+
+        def active() -> list[Node]:
+            return [node for node in self.nodes.values() if node.metadata.is_active]
+
+        await until(lambda: len(active()) == 1)
+        return active()[0]
+
     def leader(self, topic: str, index: int = 0) -> Node | None:
         """The node that leads, by its own word and that of the others."""
         for node in self.nodes.values():
