@@ -37,7 +37,7 @@ def read_all(bootstrap: str, topic: str) -> list[Any]:
         }
     )
     try:
-        found = reader.list_topics(topic, timeout=10).topics[topic]
+        found = reader.list_topics(topic, timeout=60).topics[topic]
         left = set(found.partitions)
         reader.assign([TopicPartition(topic, number, 0) for number in left])
         messages = []

@@ -476,7 +476,7 @@ def test_retry_topics_have_the_partitions_of_their_topic(app: Penstock, topic: s
 
     app.publish(topic, Order(1, "c"))
     with running(app, until=lambda: handled == [1]):
-        known = AdminClient({"bootstrap.servers": app._resources.bootstrap}).list_topics(timeout=10).topics
+        known = AdminClient({"bootstrap.servers": app._resources.bootstrap}).list_topics(timeout=60).topics
         names = [retry_topic(topic, 1), retry_topic(topic, 2), dead_letter_topic(topic)]
         assert [len(known[name].partitions) for name in names] == [2, 2, 2]
         assert retry_topic(topic, 3) not in known

@@ -154,7 +154,7 @@ def test_a_database_that_dies_and_comes_back_costs_and_doubles_nothing(
     with running(app, until=is_done, within_s=60):
         pass
     assert sorted(row[0] for row in execute(url, "SELECT id FROM bills")) == list(range(200))
-    known = Consumer({"bootstrap.servers": bootstrap, "group.id": group}).list_topics(timeout=10).topics
+    known = Consumer({"bootstrap.servers": bootstrap, "group.id": group}).list_topics(timeout=60).topics
     if dead_letter_topic(topic) in known:
         assert read_all(bootstrap, dead_letter_topic(topic)) == []
 

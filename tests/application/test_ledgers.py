@@ -146,7 +146,7 @@ def test_whoever_takes_over_gets_the_position_of_a_transaction_that_was_about_to
         with ledger.transaction() as transaction:
             transaction.advance(GROUP, PLACE, None, 8, older.epoch)
             taking = threads.submit(ledger.take, GROUP, [PLACE], "two")
-        assert taking.result(20) == {PLACE: Position(8, 2)}
+        assert taking.result(60) == {PLACE: Position(8, 2)}
 
 
 @pytest.mark.parametrize("from_offset", [None, 7, 9])

@@ -338,7 +338,7 @@ def test_partitions_that_arrive_while_a_member_leaves_do_not_hold_it_up(
 
     def is_stable() -> bool:
         (asked,) = admin.describe_consumer_groups([group]).values()
-        return bool(asked.result(10).state is ConsumerGroupState.STABLE)
+        return bool(asked.result(60).state is ConsumerGroupState.STABLE)
 
     eventually(is_stable, what="an assignment that nobody has asked for yet")
     closing = threading.Thread(target=member.close, daemon=True)

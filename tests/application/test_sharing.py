@@ -62,7 +62,7 @@ def fill(app: Penstock, topic: str, count: int, first: int = 0) -> None:
 def group_settings(bootstrap: str, group: str) -> dict[str, str]:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     (future,) = admin.describe_configs([ConfigResource(ConfigResource.Type.GROUP, group)]).values()
-    return {name: entry.value for name, entry in future.result(20).items()}
+    return {name: entry.value for name, entry in future.result(60).items()}
 
 
 # -- handlers --------------------------------------------------------------------------------------------

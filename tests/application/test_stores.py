@@ -208,7 +208,7 @@ def test_who_claims_what_another_has_in_hand_learns_how_that_ended(
 
         with contextlib.suppress(ZeroDivisionError):
             handle(sql_store, work)
-        assert others[0].result(20) is not is_kept
+        assert others[0].result(60) is not is_kept
 
 
 def test_the_connection_may_be_set_as_the_user_likes(sql_store: DedupeStore) -> None:

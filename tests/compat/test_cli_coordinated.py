@@ -80,7 +80,7 @@ def begun(bootstrap: str, name: str, topic: str) -> Any:
     producer.init_transactions(20)
     producer.begin_transaction()
     producer.produce(topic, b"open")
-    producer.flush(20)
+    producer.flush(60)
     return producer
 
 

@@ -105,12 +105,12 @@ def _committed_at(node: NodeProcess, topic: str) -> Any:
 
 
 def leader_and_isr(admin: AdminClient, topic: str) -> tuple[int, set[int]]:
-    partition = admin.list_topics(topic, timeout=10).topics[topic].partitions[0]
+    partition = admin.list_topics(topic, timeout=60).topics[topic].partitions[0]
     return partition.leader, set(partition.isrs)
 
 
 def all_in_sync(admin: AdminClient) -> bool:
-    topics = admin.list_topics(timeout=10).topics.values()
+    topics = admin.list_topics(timeout=60).topics.values()
     return all(len(p.isrs) == len(p.replicas) for topic in topics for p in topic.partitions.values())
 
 

@@ -106,7 +106,7 @@ def publish(bootstrap: str, topic: str, *, each: int, partitions: int = 6) -> No
     producer = confluent.producer(bootstrap)
     for number in range(each * partitions):
         producer.produce(topic, str(number), partition=number % partitions)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 def test_three_members_share_and_give_up_only_what_another_one_gets(

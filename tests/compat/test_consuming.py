@@ -341,6 +341,6 @@ async def test_a_pattern_with_aiokafka(
 
 async def test_lists_of_topics_agree(bootstrap: str, topic: str, python_reader: Any, admin: Any) -> None:
     assert topic in python_reader.topics()
-    assert topic in admin.list_topics(timeout=10).topics
+    assert topic in admin.list_topics(timeout=60).topics
     async with aio.consuming(bootstrap) as client:
         assert topic in await client.topics()

@@ -46,7 +46,7 @@ def seen_quorum(processes: ClusterProcesses) -> Quorum:
 def admin(cluster: ClusterProcesses) -> AdminClient:
     client = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
     # One that hears of no broker at first does not ask again for minutes, and has no controller to send requests to.
-    eventually(lambda: len(client.list_topics(timeout=10).brokers) == len(cluster.nodes), what="all brokers")
+    eventually(lambda: len(client.list_topics(timeout=60).brokers) == len(cluster.nodes), what="all brokers")
     return client
 
 
@@ -93,11 +93,11 @@ def find_coordinator(node: BrokerProcess) -> str:
 
 
 def in_sync(admin: AdminClient, topic: str) -> set[int]:
-    return set(admin.list_topics(topic, timeout=10).topics[topic].partitions[0].isrs)
+    return set(admin.list_topics(topic, timeout=60).topics[topic].partitions[0].isrs)
 
 
 def leader(admin: AdminClient, topic: str) -> int:
-    return int(admin.list_topics(topic, timeout=10).topics[topic].partitions[0].leader)
+    return int(admin.list_topics(topic, timeout=60).topics[topic].partitions[0].leader)
 
 
 def controller(admin: AdminClient) -> int:

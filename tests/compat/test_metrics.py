@@ -120,7 +120,7 @@ def test_a_deleted_topic_is_no_longer_shown(metered: EmbeddedBroker, scrape: Scr
     topic = metered.create_topic("orders")
     assert scrape("penstock_topic_in_bytes_total", topic=topic) == 0
     admin = AdminClient({"bootstrap.servers": metered.bootstrap_servers})
-    admin.delete_topics([topic])[topic].result(20)
+    admin.delete_topics([topic])[topic].result(60)
     assert scrape("penstock_topic_in_bytes_total", topic=topic) is None
     assert scrape("penstock_partition_size_bytes", topic=topic, partition="0") is None
 

@@ -141,7 +141,7 @@ def test_publishers_learn_the_time_of_the_append(bootstrap: str, new_topic: Call
     topic = new_topic(**{"message.timestamp.type": "LogAppendTime"})
     before_ms = int(time.time() * 1000)
     with KafkaProducer(bootstrap_servers=bootstrap) as client:
-        sent = client.send(topic, b"value", timestamp_ms=1).get(20)
+        sent = client.send(topic, b"value", timestamp_ms=1).get(60)
     assert before_ms <= sent.timestamp <= int(time.time() * 1000)
 
 

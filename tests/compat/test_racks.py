@@ -47,13 +47,13 @@ def admin(cluster: ClusterProcesses) -> AdminClient:
 def create(admin: AdminClient, topic: str, partitions: int = 1, replicas: list[int] | None = None) -> None:
     placed: dict[str, Any] = {"replica_assignment": [replicas]} if replicas else {"replication_factor": 2}
     new = NewTopic(topic, num_partitions=partitions, **placed)
-    admin.create_topics([new])[topic].result(20)
+    admin.create_topics([new])[topic].result(60)
     eventually(lambda: len(in_sync(admin, topic)) == partitions)
 
 
 def in_sync(admin: AdminClient, topic: str) -> dict[int, tuple[list[int], list[int]]]:
     """Replicas and in-sync replicas of those partitions that are led."""
-    found = admin.list_topics(topic, timeout=10).topics[topic].partitions
+    found = admin.list_topics(topic, timeout=60).topics[topic].partitions
     return {index: (part.replicas, sorted(part.isrs)) for index, part in found.items() if part.leader > 0}
 
 
@@ -169,7 +169,7 @@ def _alter(admin: AdminClient, kind: Any, name: str, values: dict[str, object]) 
         for setting, value in values.items()
     ]
     resource = ConfigResource(kind, name, incremental_configs=entries)
-    admin.incremental_alter_configs([resource])[resource].result(20)
+    admin.incremental_alter_configs([resource])[resource].result(60)
 
 
 def _reassign(cluster: ClusterProcesses, topic: str, replicas: list[int]) -> None:

@@ -94,7 +94,7 @@ def test_we_read_what_librdkafka_writes(cluster: Cluster, bootstrap: str, topic:
     producer = confluent.producer(bootstrap)
     for number in range(500):
         producer.produce(topic, b"%d" % number, headers={"n": b"%d" % number})
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     found = read(cluster, topic, bytes_max=2000)
     assert values(found) == [b"%d" % number for number in range(500)]
     assert [record.offset for record in found] == list(range(500))

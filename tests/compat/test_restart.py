@@ -64,7 +64,7 @@ def _described(broker: BrokerProcess) -> dict[str, Any]:
         }
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in topics]
         settings = {
-            resource.name: {name: entry.value for name, entry in future.result(10).items()}
+            resource.name: {name: entry.value for name, entry in future.result(60).items()}
             for resource, future in native.describe_configs(resources).items()
         }
         offsets = {
@@ -117,7 +117,7 @@ def test_an_idempotent_kafka_python_producer_goes_on(fresh_broker: BrokerProcess
     settings = {"enable_idempotence": True, "reconnect_backoff_ms": 20, "reconnect_backoff_max_ms": 100}
     with KafkaProducer(bootstrap_servers=bootstrap, batch_size=500, **settings) as client:
         sent = [client.send("stream", b"%d" % number) for number in range(300)]
-        sent[50].get(20)
+        sent[50].get(60)
         end(fresh_broker)
         sent += [client.send("stream", b"%d" % number) for number in range(300, 600)]
         fresh_broker.start()
@@ -197,9 +197,9 @@ def test_a_deleted_topic_stays_deleted(fresh_broker: BrokerProcess) -> None:
     admin = admin_of(fresh_broker)
     confluent.create_topic(admin, "gone", partitions=3)
     confluent.publish(bootstrap, "gone", numbered(10))
-    admin.delete_topics(["gone"])["gone"].result(20)
+    admin.delete_topics(["gone"])["gone"].result(60)
     fresh_broker.restart()
-    assert "gone" not in admin_of(fresh_broker).list_topics(timeout=10).topics
+    assert "gone" not in admin_of(fresh_broker).list_topics(timeout=60).topics
 
 
 def test_deleted_records_stay_deleted(fresh_broker: BrokerProcess) -> None:
@@ -208,7 +208,7 @@ def test_deleted_records_stay_deleted(fresh_broker: BrokerProcess) -> None:
     confluent.create_topic(admin, "trimmed")
     confluent.publish(bootstrap, "trimmed", numbered(10))
     [deleted] = admin.delete_records([TopicPartition("trimmed", 0, 6)]).values()
-    deleted.result(20)
+    deleted.result(60)
     fresh_broker.restart()
     assert [each.offset for each in confluent.read(bootstrap, "trimmed", 4)] == [6, 7, 8, 9]
 

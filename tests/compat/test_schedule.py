@@ -148,7 +148,7 @@ def test_a_topic_made_anew_does_not_get_what_was_held_for_the_old_one(
     topic = confluent.create_topic(admin, unique("topic"), settings=SCHEDULED)
     old_ms = now_ms() + 1500
     confluent.publish(bootstrap, topic, [Message(b"old", headers=((AT, b"%d" % old_ms),))] * 5)
-    admin.delete_topics([topic])[topic].result(10)
+    admin.delete_topics([topic])[topic].result(60)
     confluent.create_topic(admin, topic, settings=SCHEDULED)
     new = [Message(b"new", headers=(("trace", b"t"), (AT, b"%d" % (old_ms + 300))))]
     confluent.publish(bootstrap, topic, new)
@@ -194,7 +194,7 @@ def test_a_topic_can_be_given_a_schedule_and_lose_it_again(
         resource.add_incremental_config(
             ConfigEntry("penstock.schedule.enable", value, incremental_operation=AlterConfigOpType.SET)
         )
-        admin.incremental_alter_configs([resource])[resource].result(10)
+        admin.incremental_alter_configs([resource])[resource].result(60)
 
     confluent.publish(bootstrap, topic, [Message(b"before", headers=(("trace", b"t"),))])
     set_schedule("true")
@@ -216,7 +216,7 @@ def test_delete_records_does_not_touch_what_is_held(
     held = [Message(b"%d" % n, headers=(("trace", b"t"), (AFTER, b"1000"))) for n in range(20)]
     confluent.publish(bootstrap, topic, held)
     place = TopicPartition(topic, 0, -1)
-    assert admin.delete_records([place])[place].result(10).low_watermark >= 20
+    assert admin.delete_records([place])[place].result(60).low_watermark >= 20
     check(confluent.read(bootstrap, topic, 20), held)
 
 

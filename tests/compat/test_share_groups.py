@@ -391,7 +391,7 @@ def test_a_topic_that_is_made_again_is_another_topic(
     publish(bootstrap, topic, 3)
     client = join()
     take(client, 3)
-    admin.delete_topics([topic])[topic].result(20)
+    admin.delete_topics([topic])[topic].result(60)
     eventually(lambda: topic not in admin.list_topics(timeout=20).topics, what="the topic gone")
     confluent.create_topic(admin, topic)
     publish(bootstrap, topic, 2)

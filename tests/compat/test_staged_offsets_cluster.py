@@ -57,7 +57,7 @@ def committed(cluster: ClusterProcesses, group: str, topic: str) -> tuple[int, E
 
 
 def all_in_sync(admin: AdminClient) -> bool:
-    topics = admin.list_topics(timeout=10).topics.values()
+    topics = admin.list_topics(timeout=60).topics.values()
     return all(len(p.isrs) == len(p.replicas) == 3 for topic in topics for p in topic.partitions.values())
 
 

@@ -72,7 +72,7 @@ def test_subscribing_creates_the_topic(
     client = KafkaConsumer(topic, bootstrap_servers=bootstrap, group_id=topic)
     closing.callback(client.close)
     client.poll(timeout_ms=100)
-    eventually(lambda: topic in admin.list_topics(timeout=10).topics)
+    eventually(lambda: topic in admin.list_topics(timeout=60).topics)
 
 
 async def test_subscribing_with_aiokafka_creates_the_topic(
@@ -90,7 +90,7 @@ def test_asking_about_a_topic_does_not_create_it(
     topic = unique("asked")
     [described] = python_admin.describe_topics([topic])
     assert described["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PART
-    assert topic not in admin.list_topics(timeout=10).topics
+    assert topic not in admin.list_topics(timeout=60).topics
 
 
 def test_internal_topics_are_marked(python_admin: Any, bootstrap: str, topic: str, group: str) -> None:
@@ -107,8 +107,8 @@ def test_a_topic_starts_afresh_under_its_old_name(
     """A new topic id: neither the old messages nor the old offsets come back."""
     confluent.publish(bootstrap, topic, numbered(10))
     old_id = python_admin.describe_topics([topic])[0]["topic_id"]
-    admin.delete_topics([topic])[topic].result(20)
-    eventually(lambda: topic not in admin.list_topics(timeout=10).topics)
+    admin.delete_topics([topic])[topic].result(60)
+    eventually(lambda: topic not in admin.list_topics(timeout=60).topics)
     confluent.create_topic(admin, topic, partitions=2)
     assert python_admin.describe_topics([topic])[0]["topic_id"] != old_id
     assert watermarks(bootstrap, topic) == (0, 0)
@@ -135,8 +135,8 @@ def test_open_clients_find_the_topic_born_again(
     admin = AdminClient({"bootstrap.servers": bootstrap})
     confluent.create_topic(admin, topic)
     producer, consumer = _open_clients(bootstrap, topic, group, closing)
-    admin.delete_topics([topic])[topic].result(20)
-    eventually(lambda: topic not in admin.list_topics(timeout=10).topics)
+    admin.delete_topics([topic])[topic].result(60)
+    eventually(lambda: topic not in admin.list_topics(timeout=60).topics)
     confluent.create_topic(admin, topic)
     eventually(lambda: _published(producer, topic))
     eventually(lambda: _polled(consumer) == b"reborn")
@@ -153,7 +153,7 @@ def test_an_open_producer_has_the_topic_created_again(
     """librdkafka's producers ask for auto-creation whenever they refresh what they know of a topic."""
     producer, consumer = _open_clients(bootstrap, topic, group, closing)
     old_id = python_admin.describe_topics([topic])[0]["topic_id"]
-    admin.delete_topics([topic])[topic].result(20)
+    admin.delete_topics([topic])[topic].result(60)
     eventually(lambda: python_admin.describe_topics([topic])[0].get("topic_id") not in (None, NO_ID, old_id))
     eventually(lambda: _published(producer, topic))
     eventually(lambda: _polled(consumer) == b"reborn")
@@ -192,7 +192,7 @@ def test_committed_offsets_go_with_the_topic(
     member.commit(asynchronous=False)
     member.close()
     assert len(python_admin.list_group_offsets(group)[group]) == 1
-    admin.delete_topics([topic])[topic].result(20)
+    admin.delete_topics([topic])[topic].result(60)
     eventually(lambda: python_admin.list_group_offsets(group)[group] == {})
 
 

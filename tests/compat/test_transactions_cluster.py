@@ -99,7 +99,7 @@ def committed(cluster: ClusterProcesses, topic: str, count: int, partitions: int
 
 
 def all_in_sync(admin: AdminClient) -> bool:
-    topics = admin.list_topics(timeout=10).topics.values()
+    topics = admin.list_topics(timeout=60).topics.values()
     return all(len(p.isrs) == len(p.replicas) for topic in topics for p in topic.partitions.values())
 
 
@@ -278,4 +278,4 @@ def produce_request(name: str, topic: str, index: int, batch: bytes) -> Any:
 
 
 def leads(admin: AdminClient, topic: str, index: int) -> int:
-    return int(admin.list_topics(topic, timeout=10).topics[topic].partitions[index].leader)
+    return int(admin.list_topics(topic, timeout=60).topics[topic].partitions[index].leader)

@@ -50,7 +50,7 @@ def read_all(bootstrap: str, topic: str, *, committed: bool) -> list[bytes | Non
 def send(producer: KafkaProducer, topic: str, *messages: bytes) -> None:
     producer.begin_transaction()
     for future in [producer.send(topic, message, partition=0) for message in messages]:
-        future.get(20)
+        future.get(60)
 
 
 def test_committed_transactions_are_seen_and_aborted_ones_are_not(

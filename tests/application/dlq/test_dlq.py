@@ -253,7 +253,7 @@ def test_back_to_the_group_only(penstock, answer, office, orders, dead, unique):
 
 def test_letters_of_a_topic_that_was_made_anew_are_others(answer, office, orders, dead):
     answer("dlq", "replay", dead)
-    office.admin.delete_topics([dead])[dead].result(20)
+    office.admin.delete_topics([dead])[dead].result(60)
     office.create(dead, 2)
     office.fill(dead, [letter(orders, 30)])
     assert answer("dlq", "replay", dead)["replayed"] == 1

@@ -185,7 +185,7 @@ def test_a_marker_behind_another_shards_open_transaction_is_waited_for(
     other.init_transactions(20)
     other.begin_transaction()
     other.produce(f"penstock.outbox.{name}", b"", b"1/7")
-    other.flush(20)
+    other.flush(60)
     put(url, (topic, "1", "k"))
     seen, taken = [], marker_log._taken
 

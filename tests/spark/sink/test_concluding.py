@@ -207,7 +207,7 @@ def test_the_decision_is_found_when_the_group_is_forgotten(query):
     """Brokers forget the groups of queries that stand still for a week."""
     query.commit([query.attempt([1])])
     name = driver_name(query.id)
-    query.topics.admin.delete_consumer_groups([name])[name].result(20)
+    query.topics.admin.delete_consumer_groups([name])[name].result(60)
     assert last_mark(query.cluster, query.id, stable=True) is None
     again = query.attempt([1])
     assert again is not None, "tasks do not search"

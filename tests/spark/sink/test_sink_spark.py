@@ -118,7 +118,7 @@ def test_topics_by_column_and_keys_where_other_clients_put_them(spark, topics, w
     producer = confluent.producer(topics.bootstrap, partitioner="murmur2_random")
     for number in range(40):
         producer.produce(theirs, key=str(number), value=str(number))
-    producer.flush(20)
+    producer.flush(60)
     expected = {
         each.message.key: each.message.partition
         for each in confluent.read(topics.bootstrap, theirs, 40, partitions=4)

@@ -97,11 +97,11 @@ def test_only_what_was_committed_up_to_the_first_open_transaction(topics, load, 
     for number, is_kept in enumerate([True, False, True]):
         producer.begin_transaction()
         producer.produce(topic, value=b"%d" % number)
-        producer.flush(20)
+        producer.flush(60)
         (producer.commit_transaction if is_kept else producer.abort_transaction)(20)
     producer.begin_transaction()
     producer.produce(topic, value=b"3")
-    producer.flush(20)
+    producer.flush(60)
     topics.count(topic, [4])
 
     def committed() -> list[int]:

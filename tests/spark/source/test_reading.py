@@ -53,7 +53,7 @@ def test_only_what_was_committed(topics, unique):
     for number, is_kept in enumerate([True, False, True]):
         producer.begin_transaction()
         producer.produce(topic, value=b"%d" % number)
-        producer.flush(20)
+        producer.flush(60)
         (producer.commit_transaction if is_kept else producer.abort_transaction)(20)
     wanted = OffsetRange(topic, topic_id(topics, topic), 0, 0, 6)
     assert read(topics, wanted) == [(0, b"0"), (4, b"2")], "committed records only, unless asked otherwise"

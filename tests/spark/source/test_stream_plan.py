@@ -75,7 +75,7 @@ def test_a_checkpoint_beyond_an_open_transaction_waits_for_its_end(topics, plan,
     producer.init_transactions(20)
     producer.begin_transaction()
     producer.produce(topic, value=b"1")
-    producer.flush(20)
+    producer.flush(60)
     topics.count(topic, [2])
     everything = {"subscribe": topic, "kafka.isolation.level": "read_uncommitted"}
     ahead = following(plan(**everything), NOTHING)

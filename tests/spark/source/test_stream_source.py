@@ -167,13 +167,13 @@ def test_only_what_was_committed(topics, query, unique):
     for number, is_kept in enumerate([True, False, True]):
         producer.begin_transaction()
         producer.produce(topic, value=b"%d" % number)
-        producer.flush(20)
+        producer.flush(60)
         (producer.commit_transaction if is_kept else producer.abort_transaction)(20)
     reading = query(subscribe=topic).start()
     reading.await_numbers([0, 2])
     producer.begin_transaction()
     producer.produce(topic, value=b"3")
-    producer.flush(20)
+    producer.flush(60)
     producer.commit_transaction(20)
     reading.await_numbers([0, 2, 3])
 
@@ -184,7 +184,7 @@ def test_it_follows_the_leader(spark, query, unique, tmp_path):
     try:
         topics = Topics(cluster.bootstrap_servers)
         topic = unique("t")
-        topics.admin.create_topics([_replicated(topic)])[topic].result(20)
+        topics.admin.create_topics([_replicated(topic)])[topic].result(60)
         reading = query(bootstrap=cluster.bootstrap_servers, subscribe=topic).start()
         publish(topics, topic, range(20))
         reading.await_numbers(range(20))

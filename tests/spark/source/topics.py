@@ -37,10 +37,10 @@ class Topics:
 
     def trim(self, topic: str, before: int, partition: int = 0) -> None:
         for future in self.admin.delete_records([TopicPartition(topic, partition, before)]).values():
-            future.result(20)
+            future.result(60)
 
     def delete(self, topic: str) -> None:
-        self.admin.delete_topics([topic])[topic].result(20)
+        self.admin.delete_topics([topic])[topic].result(60)
 
     def given(self, **options: str) -> dict[str, str]:
         return {"kafka.bootstrap.servers": self.bootstrap, **SETTINGS, **options}
