@@ -301,6 +301,23 @@ def test_reading_from_any_offset_works_across_the_gaps(log: Log) -> None:
         assert records(log, offset) == [record for record in everything if record.offset >= offset]
 
 
+@pytest.mark.parametrize("segments", [1, 2])
+def test_a_read_up_to_an_earlier_high_watermark_shows_nothing_beyond_it(log: Log, segments: int) -> None:
+    """Compaction may overtake a reader: what was below its high watermark is superseded by what is not."""
+    highs = []
+    for n in range(6):
+        append(log, (b"key", b"%d" % n))
+        highs.append(log.end)
+        if n % (6 // segments) == 6 // segments - 1:
+            roll(log)
+    clean(log)
+    for high in highs[:-1]:
+        for offset in range(high.offset):
+            assert log.read(offset, 1 << 16, high) == (b"", offset)
+    for offset in range(6):
+        assert [record.offset for record in records(log, offset)] == [5]
+
+
 def test_a_lookup_by_timestamp_finds_what_is_left(log: Log) -> None:
     for n in range(20):
         append(log, (b"key-%d" % (n % 5), b"x"), timestamp=NOW_MS + 10 * n)
