@@ -65,8 +65,8 @@ class Running:
     async def join(self, version: int, group: str = "g", **fields: Any) -> Any:
         defaults: dict[str, Any] = {
             "group_id": group,
-            "session_timeout": timedelta(seconds=10),
-            "rebalance_timeout": timedelta(seconds=20),
+            "session_timeout": timedelta(seconds=60),
+            "rebalance_timeout": timedelta(seconds=60),
             "member_id": "",
             "group_instance_id": None,
             "protocol_type": "consumer",
