@@ -14,6 +14,7 @@ import pyspark
 from tests.clusters import free_address
 from tests.waiting import eventually
 
+from penstock.spark.checkpoints import FILE_MANAGER, WITHOUT_PROCESSES
 from penstock.spark.java import find_java, home_for_spark
 
 MASTER_HOST, WORKER_HOSTS = "127.0.0.1", ("127.0.0.2", "127.0.0.3")
@@ -43,6 +44,7 @@ class Standalone:
             "spark.executor.memory": "512m",
             "spark.python.daemon.module": "penstock.spark.daemon",
             "spark.sql.shuffle.partitions": "4",  # each has a task, and state of its own, in every batch
+            FILE_MANAGER: WITHOUT_PROCESSES,
             **{f"spark.executorEnv.{name}": value for name, value in code_path().items()},
         }
 
@@ -96,6 +98,7 @@ class ConnectServer:
             "spark.driver.memory": "1g",
             "spark.master": "local[2,4]",
             "spark.sql.shuffle.partitions": "2",
+            FILE_MANAGER: WITHOUT_PROCESSES,
             "spark.ui.enabled": "false",
         }
         given = [word for item in settings.items() for word in ("--conf", "=".join(item))]

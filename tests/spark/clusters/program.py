@@ -76,11 +76,13 @@ class Program:
         frame = reading.options(
             startingOffsets="earliest", maxOffsetsPerTrigger=str(self.given["rows"] // 5), minPartitions="4"
         )
-        frame = frame.load().select("key", "value")
+        # With the time of the original, as the windows of metrics go by it.
+        frame = frame.load().select("key", "value", "timestamp")
         if self.given["deadly"]:
             frame = frame.mapInArrow(deadly(self.given["deadly"]), frame.schema)
         writer = frame.writeStream.format("penstock").options(**self.at, topic=target)
-        writer = writer.options(contract="exactly-once", checkpointLocation=self.checkpoint("copy"))
+        writer = writer.options(contract="exactly-once", timestampColumn="timestamp")
+        writer = writer.option("checkpointLocation", self.checkpoint("copy"))
         running = writer.trigger(availableNow=True).start()
         assert running.awaitTermination(WITHIN_S)
 
