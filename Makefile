@@ -42,7 +42,7 @@ test-spark: setup
 
 # Pipelines on a standalone Spark cluster that loses an executor, and on a Spark Connect server: 100,000 rows each
 test-clusters: setup
-	$(BIN)/python -m pytest tests/spark/clusters $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 tests/spark/clusters $(ARGS)
 
 # Against Apache Kafka: its jars are fetched by Maven into benchmarks/.cache; where that cannot be, it says so
 test-kafka: setup
