@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.broker.raw_client import new_node, running, until
 from tests.unit.broker.share.share_client import ACCEPT, GROUP, RELEASE, Member, publish, share_topic, stored
-from tests.unit.broker.share_state.trio import Trio
+from tests.unit.broker.share_state.trio import PATIENT, Trio
 
 from penstock.broker.exposition import snapshot
 from penstock.broker.group_settings import effective_group_settings
@@ -155,7 +155,7 @@ async def test_what_retention_deletes_before_it_is_handed_out_is_counted_apart(t
 
 async def test_totals_go_over_the_wire_and_outlive_leaders(tmp_path: Path) -> None:
     """Each share partition has its coordinator on another node than some leader it will have."""
-    trio = Trio(tmp_path)
+    trio = Trio(tmp_path, PATIENT)
     await trio.start()
     await trio.create_topic("t")
     await share_topic(await trio.controller(), **_AT_MOST_ONCE)

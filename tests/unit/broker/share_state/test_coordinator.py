@@ -9,7 +9,7 @@ import pytest
 from tests.unit.broker.raw_client import create_topic, delete_topic, until
 from tests.unit.broker.share.share_client import set_group
 from tests.unit.broker.share_state.graveyard import GROUP, TOPIC, all_buried, prepare, started, write
-from tests.unit.broker.share_state.trio import Trio
+from tests.unit.broker.share_state.trio import PATIENT, Trio
 from tests.waiting import eventually_async
 
 from penstock.broker.apis import APIS
@@ -165,7 +165,7 @@ async def test_a_pruned_log_says_all_that_it_said(tmp_path: Path) -> None:
 async def test_any_node_reaches_the_coordinator_and_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trio = Trio(tmp_path)
+    trio = Trio(tmp_path, PATIENT)
     await trio.start()
     await trio.create_topic(TOPIC, partitions=4)
     topic_id = trio.any.image.topics[TOPIC].id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.unit.broker.raw_client import until
@@ -26,11 +27,18 @@ _FAST = {
     "share.coordinator.state.topic.num.partitions": "2",
     "controlled.shutdown.enable": "false",
 }
+#: For tests that talk to one leader for a while: no node that lives is missed although all share one slow loop.
+PATIENT = {
+    "controller.quorum.election.timeout.ms": "1000",
+    "controller.quorum.fetch.timeout.ms": "2000",
+    "broker.session.timeout.ms": "4000",
+}
 
 
 class Trio:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
         self._folder = folder
+        self._settings = {**_FAST, **(settings or {})}
         self._ports = {number: _free_port() for number in (1, 2, 3)}  # of the listeners for nodes
         #: Nodes and clients use the same listeners, as in release 0.5 and before.
         self.shares_listeners = False
@@ -47,7 +55,7 @@ class Trio:
             await self._dying.pop(number)
         voters = ",".join(f"{other}@127.0.0.1:{port}" for other, port in self._ports.items())
         given = {
-            **_FAST,
+            **self._settings,
             "node.id": str(number),
             "listeners": "PLAINTEXT://127.0.0.1:0",
             "log.dirs": str(self._folder / str(number)),
