@@ -345,3 +345,42 @@ def test_partitions_that_arrive_while_a_member_leaves_do_not_hold_it_up(
     closing.start()
     closing.join(30)
     assert not closing.is_alive()
+
+
+def test_partitions_that_were_paused_when_they_went_away_are_read_when_they_come_back(
+    bootstrap: str, topic: str, group: str
+) -> None:
+    """Busy members pause all they have while a second thread polls for them, and may lose it within that very poll."""
+    settings = consumer_settings(bootstrap, "member", QUICK, group=group)
+    member = Membership(settings, [topic], start="earliest", work=_NoWork())
+    other: Membership | None = None
+
+    def polls(count: int) -> bool:
+        """Both of them, since neither gets anything while the other is silent."""
+        if other is not None:
+            other.put_back(other.take(1, 0.05))
+        member.put_back(member.take(1, 0.05))
+        return len(member.places) == count
+
+    try:
+        eventually(partial(polls, 2), what="both partitions")
+        member.pause(member.places)
+        other = Membership(settings, [topic], start="earliest", work=_NoWork())
+        eventually(partial(polls, 1), what="a partition goes to another member")
+        other.close()
+        other = None
+        eventually(partial(polls, 2), what="it comes back")
+        member.resume(member.places)
+        fill(bootstrap, topic, 10)
+        read: list[Any] = []
+
+        def all_read() -> bool:
+            read.extend(member.take(10, 0.2))
+            return len(read) == 10
+
+        eventually(all_read, what="messages of both partitions")
+        assert {message.partition() for message in read} == {0, 1}
+    finally:
+        if other is not None:
+            other.close()
+        member.close()

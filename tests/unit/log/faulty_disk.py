@@ -3,15 +3,19 @@
 import builtins
 import errno
 import os
+from collections import Counter
 
 from penstock.log import checkpoints
 
 
 class FaultyDisk:
-    """Counts the calls that change something; the one numbered `fail_at` raises ENOSPC."""
+    """Counts the calls that change something; `fail_at` is a kind of call and the number of the one that raises ENOSPC.
 
-    def __init__(self, fail_at: int | None = None, *, lasting: bool = False) -> None:
-        self.calls: list[str] = []
+    Each kind is counted by itself: in which order files of a folder are worked on is for the file system to say.
+    """
+
+    def __init__(self, fail_at: tuple[str, int] | None = None, *, lasting: bool = False) -> None:
+        self.calls: Counter[str] = Counter()
         self.failed: list[str] = []
         self._fail_at = fail_at
         self._lasting = lasting
@@ -33,11 +37,8 @@ class FaultyDisk:
     def _is_due(self, name: str) -> bool:
         if self._mended:
             return False
-        self.calls.append(name)
-        number = len(self.calls)
-        due = self._fail_at is not None and (
-            number == self._fail_at or (self._lasting and number > self._fail_at)
-        )
+        self.calls[name] += 1
+        due = (name, self.calls[name]) == self._fail_at or (self._lasting and bool(self.failed))
         if due:
             self.failed.append(name)
         return due

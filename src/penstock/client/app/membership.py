@@ -330,6 +330,9 @@ class Membership:
             raise ClientError(f"the group's positions cannot be had: {error.args[0].str()}") from None
         chosen = [at(place, positions[place]) for place in places]
         self._assign(consumer, chosen)
+        # The library keeps a pause over a rebalance: partitions that were paused when they went away would come back
+        # paused, and nothing of them would ever be read.
+        consumer.resume(chosen)
         self.places.update(places)
         self._sought.update({place: positions[place] for place in places})
         self._work.begun({place: positions[place] for place in places})
