@@ -75,7 +75,8 @@ class Membership:
         self._sought: dict[Place, int] = {}
         #: To which we could not go back: the library is past what was not handled, and its positions are of no use.
         self._astray: set[Place] = set()
-        self._is_closing = False
+        #: It is about to leave the group; and the library is closing.
+        self._is_leaving = self._is_closing = False
         #: Whether it was told its partitions, be they none.
         self.is_assigned = False
         #: Raised where nobody would hear of it.
@@ -296,6 +297,7 @@ class Membership:
         with self._lock:
             self._forget(self.places)
             self._close_client()
+            self._stash = []
             self._consumer = self._join()
 
     def close(self) -> None:
@@ -306,21 +308,28 @@ class Membership:
         self._keeper.join()
 
     def _close_client(self) -> None:
-        self._is_closing = True
+        self._is_leaving = True
         try:
-            self._consumer.close()
+            # An assignment that waits is taken first: one that is served within close, the library may never finish.
+            message = self._consumer.poll(_MORE_S)
+            if message is not None:
+                self._stash.append(message)
         finally:
-            self._is_closing = False
+            self._is_closing = True
+            try:
+                self._consumer.close()
+            finally:
+                self._is_leaving = self._is_closing = False
 
     # -- rebalances ----------------------------------------------------------------------------------
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
         from confluent_kafka import KafkaException
 
-        if self._is_closing:
-            # Too late: the library answers no questions while it closes, and waits for ever for partitions that it
-            # is given then (its issue 4527).
-            self._assign(consumer, [])
+        if self._is_leaving:
+            # Too late to begin with them. The library answers no questions while it closes, and waits for ever for
+            # partitions that it is given then (its issue 4527).
+            self._assign(consumer, [] if self._is_closing else partitions)
             return
         self.is_assigned = True
         places = [(each.topic, each.partition) for each in partitions]
