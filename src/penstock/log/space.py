@@ -33,7 +33,7 @@ class DiskSpace:
         self._lock = threading.Lock()
         #: Records are refused.
         self.is_full = False
-        #: How often there was room again: a write that began before the last time says nothing of now.
+        #: How often the disk has had room again after it was full.
         self.recoveries = 0
         if not self._has_reserve() and not self._make_reserve():
             self._now_full("no room for the reserve")
@@ -47,7 +47,8 @@ class DiskSpace:
     def ran_out(self, error: OSError, recoveries: int | None = None) -> None:
         """A write has found no room: the reserve is given up for what frees space. Said once.
 
-        `recoveries` is what it was when a write of another thread began, which may be told of late.
+        A thread may report its failed write late. It passes `recoveries` as read before the write: if the disk has had
+        room since then, the failure is ignored.
         """
         with self._lock:
             if recoveries is not None and recoveries != self.recoveries:

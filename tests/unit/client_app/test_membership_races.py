@@ -173,3 +173,23 @@ def test_what_a_rebalance_puts_back_is_taken_first(script: Script, membership: M
     script.steps = [with_more]
     assert [each.offset() for each in membership.take(10, 1.0)] == [7, 10]
     membership.close()
+
+
+def test_messages_of_a_revoked_partition_no_longer_count_as_taken(
+    script: Script, membership: Membership
+) -> None:
+    script.steps = [lambda: [message(0, 0), message(1, 0)]]
+    assert len(membership.take(10, 1.0)) == 2
+    script.callbacks["on_revoke"](script, [TopicPartition("orders", 0)])
+    assert [each.partition() for each in membership.taken] == [1]
+    membership.close()
+
+
+def test_what_the_last_poll_before_a_rejoin_returns_is_not_handed_out(
+    script: Script, membership: Membership
+) -> None:
+    script.steps = [lambda: message(0, 0)]
+    membership.rejoin()
+    assert script.steps == [], "the last poll"
+    assert membership.take(10, 0.0) == []
+    membership.close()

@@ -230,7 +230,10 @@ class AtMostOnce:
             self._noted_s = time.monotonic()
 
     def _commit_done(self) -> None:
-        """Raises ClientError. Never passes what was taken and not committed: nobody would handle it if it went away."""
+        """Commit up to the last batch, without the one that was taken since. Raises ClientError.
+
+        If its partition is revoked before that batch is committed, the next owner must still get it.
+        """
         membership = self._session.membership
         taken = membership.taken
         done = membership.positions([*self._session.runner.pending(), *self._open, *taken])
@@ -244,7 +247,7 @@ class AtMostOnce:
             mine = [raw for raw in batch if id(raw) in kept]
             unfinished = [*self._session.runner.pending(), *mine]
             is_ours = committed_first(membership, self._session.figures, len(mine), unfinished)
-            # Committed, dropped, or read again by whoever has its partition: its position holds nothing back.
+            # From here on the batch is committed, dropped, or left to the next owner of its partition.
             membership.taken = []
             self._noted_s = time.monotonic()
             return mine if is_ours else []

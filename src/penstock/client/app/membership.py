@@ -75,7 +75,7 @@ class Membership:
         self._sought: dict[Place, int] = {}
         #: To which we could not go back: the library is past what was not handled, and its positions are of no use.
         self._astray: set[Place] = set()
-        #: It is about to leave the group; and the library is closing.
+        #: `_is_leaving` from the last poll on, `_is_closing` within the library's close().
         self._is_leaving = self._is_closing = False
         #: Whether it was told its partitions, be they none.
         self.is_assigned = False
@@ -128,10 +128,11 @@ class Membership:
         return [*back, *more] if back else more
 
     def _heed_errors(self, taken: list[Any]) -> None:
-        """Raises ClientError for those that do not pass by themselves."""
+        """Raises ClientError for an error that does not go away by itself; logs the others."""
         from confluent_kafka import KafkaError
 
-        for error, message in ((message.error(), message) for message in taken):
+        for message in taken:
+            error = message.error()
             if error is None:
                 continue
             if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
@@ -310,7 +311,7 @@ class Membership:
     def _close_client(self) -> None:
         self._is_leaving = True
         try:
-            # An assignment that waits is taken first: one that is served within close, the library may never finish.
+            # Serve an assignment that is already queued: librdkafka may hang in close() when it is served there.
             message = self._consumer.poll(_MORE_S)
             if message is not None:
                 self._stash.append(message)
@@ -327,8 +328,8 @@ class Membership:
         from confluent_kafka import KafkaException
 
         if self._is_leaving:
-            # Too late to begin with them. The library answers no questions while it closes, and waits for ever for
-            # partitions that it is given then (its issue 4527).
+            # Accept the partitions so that they can be revoked, but do not read them. Within close() librdkafka hangs
+            # when it is asked anything or given partitions (its issue 4527).
             self._assign(consumer, [] if self._is_closing else partitions)
             return
         self.is_assigned = True
@@ -339,8 +340,8 @@ class Membership:
             raise ClientError(f"the group's positions cannot be had: {error.args[0].str()}") from None
         chosen = [at(place, positions[place]) for place in places]
         self._assign(consumer, chosen)
-        # The library keeps a pause over a rebalance: partitions that were paused when they went away would come back
-        # paused, and nothing of them would ever be read.
+        # librdkafka keeps a partition paused across rebalances: one that was paused when it was revoked or lost would
+        # never be read again.
         consumer.resume(chosen)
         self.places.update(places)
         self._sought.update({place: positions[place] for place in places})
