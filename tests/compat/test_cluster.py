@@ -21,8 +21,12 @@ GROUP = "readers"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Every test gives it back with all nodes running."""
-    processes = ClusterProcesses(tmp_path_factory.mktemp("cluster"))
+    """Every test gives it back with all nodes running.
+
+    Recovery points are not saved while it runs, so a node that was killed checks its logs from their start.
+    """
+    settings = {"log.flush.offset.checkpoint.interval.ms": str(24 * 3_600_000)}
+    processes = ClusterProcesses(tmp_path_factory.mktemp("cluster"), settings=settings)
     yield processes.start()
     processes.kill()
 
