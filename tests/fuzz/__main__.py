@@ -47,8 +47,8 @@ class Wire:
     def writelines(self, buffers: list[Any]) -> None:
         pass
 
-    def get_extra_info(self, name: str) -> tuple[str, int]:
-        return ("127.0.0.1", 1)
+    def get_extra_info(self, name: str) -> tuple[str, int] | None:
+        return ("127.0.0.1", 1) if name == "peername" else None
 
     def get_write_buffer_size(self) -> int:
         return 0

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import select
+import socket
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -34,6 +35,8 @@ _CORKED_REPLIES_MAX = 64
 _CORKED_REPLY_BYTES_MAX = 4096
 #: Linux reports with it that a peer has closed its side, even while unread bytes are queued before the end.
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)
+#: Of large replies to pipelined requests, what the kernel holds unsent before this connection has to wait.
+_UNSENT_BYTES_MAX = 64 << 10
 _NOTHING = memoryview(bytearray())
 _PRODUCE = struct.pack(">h", PRODUCE)  # as a frame begins
 _numbers = itertools.count(1)
@@ -58,9 +61,10 @@ class Slot:
 
 class Connection(asyncio.BufferedProtocol):
     __slots__ = (
-        "_backlog", "_closing", "_corked", "_frame_began", "_held_by", "_is_expensive", "_is_queued", "_muted",
-        "_muted_at", "_partial", "_slots", "_transport", "_write_paused", "client_host", "for_nodes", "last_active",
-        "listener", "number", "on_lost", "peer", "server", "software",
+        "_backlog", "_closing", "_corked", "_frame_began", "_held_by", "_is_expensive", "_is_pipelining",
+        "_is_queued", "_muted", "_muted_at", "_partial", "_slots", "_transport", "_write_paused",
+        "client_host", "for_nodes", "last_active", "listener", "number", "on_lost", "peer", "server",
+        "software",
     )  # fmt: skip
 
     def __init__(self, server: Server, listener: str, *, for_nodes: bool = False) -> None:
@@ -82,6 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self._muted = self._write_paused = self._closing = False
         self._muted_at = 0.0
         self._held_by: Slot | None = None  # a request whose answer the next ones wait for
+        self._is_pipelining = False  # the request being handled came right behind another
         self._is_queued = False  # waits for its turn in the server's queue
         self._is_expensive = False  # a request took longer than a turn: the next one waits for its turn
         #: Called when the connection has ended, whoever ended it.
@@ -162,11 +167,11 @@ class Connection(asyncio.BufferedProtocol):
         """The peer has gone, which a connection that is not read from does not hear."""
         if not self._muted or self._transport is None:
             return False
-        socket = self._transport.get_extra_info("socket")
-        if socket is None or socket.fileno() < 0:
+        peer = self._transport.get_extra_info("socket")
+        if peer is None or peer.fileno() < 0:
             return False
         poller = select.poll()
-        poller.register(socket.fileno(), _HUNG_UP)
+        poller.register(peer.fileno(), _HUNG_UP)
         return bool(poller.poll(0))
 
     @property
@@ -226,6 +231,7 @@ class Connection(asyncio.BufferedProtocol):
         """What was held back leaves; from here on replies leave one by one."""
         self._uncork()
         self._corked = None
+        self._is_pipelining = False
 
     def _uncork(self) -> None:
         corked = self._corked
@@ -247,6 +253,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
             if position and not ends:
                 ends = self.server.slice_ends()
+                self._is_pipelining = True
             if self._muted or self._is_expensive or (ends and perf_counter() >= ends):
                 self._keep_for_later(data[position:end], is_own)
                 if not self._muted:
@@ -434,7 +441,11 @@ class Connection(asyncio.BufferedProtocol):
             corked = self._corked = []
         if corked is not None and type(reply) is bytes:
             corked.append(reply)
-            if len(corked) > _CORKED_REPLIES_MAX or len(reply) > _CORKED_REPLY_BYTES_MAX:
+            if len(reply) > _CORKED_REPLY_BYTES_MAX:
+                if self._is_pipelining:
+                    self._limit_unsent()
+                self._uncork()
+            elif len(corked) > _CORKED_REPLIES_MAX:
                 self._uncork()
         elif reply is HANG_UP:
             self.close()
@@ -442,9 +453,17 @@ class Connection(asyncio.BufferedProtocol):
             if corked:
                 self._uncork()
             if isinstance(reply, list):
+                if self._is_pipelining:
+                    self._limit_unsent()
                 self._write_all(reply)
             else:
                 self._transport.write(reply)
+
+    def _limit_unsent(self) -> None:
+        """The kernel would take megabytes of replies for a client that does not read them."""
+        peer = None if self._transport is None else self._transport.get_extra_info("socket")
+        if peer is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES_MAX)
 
     def _write_all(self, buffers: list[BytesLike]) -> None:
         """asyncio's own transport, from Python 3.12 on, forgets to pause us after `writelines`."""

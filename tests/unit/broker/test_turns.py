@@ -184,6 +184,21 @@ async def test_records_of_a_producer_that_waits_for_no_answer_are_taken_after_it
     assert work.handled.count(number) < 50 + 20
 
 
+async def test_a_client_that_reads_none_of_its_replies_is_not_sent_megabytes(node: Node, work: Work) -> None:
+    await create_topic(node, "t")
+    client, number = await _client(node)
+    await client.produce("t", bytes(200_000))
+    (connection,) = (each for each in node.server.connections if each.number == number)
+    before = len(work.handled)
+    client.writer.write(fetch("t", 0) * 100)
+    await until(lambda: connection.is_write_paused)
+    sent = len(work.handled) - before
+    assert sent < 10  # what the kernel takes for the reader too
+    for _ in range(100):
+        await client.reply()
+    assert len(work.handled) - before == 100
+
+
 async def test_a_peer_that_goes_while_it_is_not_read_from_is_noticed(tmp_path: Path) -> None:
     async with running(tmp_path, penstock_max_inflight_requests_per_connection="2") as node:
         await create_topic(node, "t")
