@@ -1,11 +1,13 @@
 """A member of a share group as far as leaders know one: frames by kio's schemas, and a topic to read."""
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import pytest
 from kio.schema.share_acknowledge.v2 import request as acknowledging
 from kio.schema.share_fetch.v2 import request as fetching
 from tests.unit.broker.raw_client import create_topic
@@ -27,6 +29,24 @@ ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 GROUP = "workers"
 Batch = tuple[int, int, Sequence[int]]
 _names = itertools.count()
+
+
+class Clock:
+    """The time by which locks and delays run out. A test moves it on, so that none depends on its own speed."""
+
+    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._node = node
+        self._ahead_ms = 0
+        for module in ("fetching", "led"):
+            monkeypatch.setattr(f"penstock.broker.share.{module}.monotonic_ms", self._now_ms)
+
+    def advance(self, ms: int) -> None:
+        self._ahead_ms += ms
+        for partition in self._node.share:
+            partition._tick()
+
+    def _now_ms(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1000) + self._ahead_ms
 
 
 class Got(NamedTuple):

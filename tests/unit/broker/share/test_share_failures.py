@@ -28,7 +28,7 @@ _LONG_MS = 20_000
 _SETTINGS = {
     "share_coordinator_state_topic_num_partitions": "2",
     "group_share_min_record_lock_duration_ms": "50",
-    "group_share_record_lock_duration_ms": "5000",
+    "group_share_record_lock_duration_ms": "30000",
     "penstock_flush": "never",
 }
 _AT_MOST_ONCE = {"penstock_share_delivery": "at-most-once"}

@@ -12,6 +12,7 @@ from tests.unit.broker.share.share_client import (
     REJECT,
     RELEASE,
     RENEW,
+    Clock,
     Member,
     got,
     publish,
@@ -25,17 +26,22 @@ from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
 
 _LONG_MS = 20_000
-_FAST_LOCKS = {
+_LOCK_MS = 30_000
+_SETTINGS = {
     "share_coordinator_state_topic_num_partitions": "2",
-    "group_share_min_record_lock_duration_ms": "50",
-    "group_share_record_lock_duration_ms": "5000",
+    "group_share_record_lock_duration_ms": str(_LOCK_MS),
 }
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with running(tmp_path, penstock_flush="never", **_FAST_LOCKS) as node:
+    async with running(tmp_path, penstock_flush="never", **_SETTINGS) as node:
         yield node
+
+
+@pytest.fixture
+def clock(node: Node, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(node, monkeypatch)
 
 
 async def _waiting(node: Node, member: Member, **options: object) -> "asyncio.Task[object]":
@@ -261,32 +267,33 @@ async def test_a_release_by_another_member_ends_the_wait(node: Node) -> None:
     assert (await waiting).acquired == [(1, 2)]
 
 
-async def test_a_lock_that_runs_out_ends_the_wait(node: Node) -> None:
-    await share_topic(node, share_record_lock_duration_ms="50")
+async def test_a_lock_that_runs_out_ends_the_wait(node: Node, clock: Clock) -> None:
+    await share_topic(node)
     await publish(node, 2)
     one, two = await Member.join(node), await Member.join(node)
     await one.fetch(wait_ms=_LONG_MS)
     waiting = await _waiting(node, two)
+    clock.advance(_LOCK_MS)
     assert (await waiting).acquired == _all(2, delivery=2)
     assert await one.acknowledge((0, 1, [ACCEPT])) is ErrorCode.invalid_record_state
 
 
-async def test_a_delay_that_is_over_ends_the_wait(node: Node) -> None:
+async def test_a_delay_that_is_over_ends_the_wait(node: Node, clock: Clock) -> None:
+    delay_ms = 20_000
     await share_topic(
         node,
         penstock_share_backoff="fixed",
-        penstock_share_backoff_ms="150",
+        penstock_share_backoff_ms=str(delay_ms),
         penstock_share_backoff_jitter_ms="0",
     )
     await publish(node, 2)
     member = await Member.join(node)
     await member.fetch(wait_ms=_LONG_MS)
-    loop = asyncio.get_running_loop()
-    released_at = loop.time()
     await member.acknowledge((0, 1, [RELEASE]))
     assert (await member.fetch()).acquired == []
-    assert (await member.fetch(wait_ms=_LONG_MS)).acquired == _all(2, delivery=2)
-    assert loop.time() - released_at >= 0.15
+    waiting = await _waiting(node, member)
+    clock.advance(delay_ms)
+    assert (await waiting).acquired == _all(2, delivery=2)
 
 
 async def test_min_bytes_are_waited_for(node: Node) -> None:
@@ -320,14 +327,14 @@ async def test_whoever_waits_is_told_that_the_topic_is_gone(node: Node) -> None:
 # -- renewing and giving up ------------------------------------------------------------------------------
 
 
-async def test_a_renewed_lock_lives_on(node: Node) -> None:
-    await share_topic(node, share_record_lock_duration_ms="500")
+async def test_a_renewed_lock_lives_on(node: Node, clock: Clock) -> None:
+    await share_topic(node)
     await publish(node, 2)
     one, two = await Member.join(node), await Member.join(node)
-    await two.fetch()
     await one.fetch(wait_ms=_LONG_MS)
-    await set_group(node, share_record_lock_duration_ms="60000")
+    await set_group(node, share_record_lock_duration_ms=str(2 * _LOCK_MS))
     assert await one.acknowledge((0, 0, [RENEW]), is_renew_ack=True) is ErrorCode.none
+    clock.advance(_LOCK_MS)
     assert (await two.fetch(wait_ms=_LONG_MS)).acquired == [(1, 2)]
     assert await one.acknowledge((0, 0, [ACCEPT])) is ErrorCode.none
 
@@ -391,13 +398,13 @@ async def test_acknowledgements_out_of_order_change_nothing(node: Node) -> None:
 
 
 async def test_deliveries_are_counted_across_a_restart(tmp_path: Path) -> None:
-    async with running(tmp_path, **_FAST_LOCKS) as node:
+    async with running(tmp_path, **_SETTINGS) as node:
         await share_topic(node)
         await publish(node, 4)
         member = await Member.join(node)
         await member.fetch(wait_ms=_LONG_MS)
         await member.acknowledge((0, 3, [RELEASE, ACCEPT, RELEASE, ACCEPT]))
-    async with running(tmp_path, **_FAST_LOCKS) as node:
+    async with running(tmp_path, **_SETTINGS) as node:
         member = await Member.join(node)
         assert (await member.fetch(wait_ms=_LONG_MS)).acquired == [(0, 2), (2, 2)]
 
