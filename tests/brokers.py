@@ -26,6 +26,8 @@ TEST_SETTINGS = {
     "group.min.session.timeout.ms": "500",
     "log.cleaner.backoff.ms": "100",
     "log.retention.check.interval.ms": "200",
+    # Once a day: a group without members and offsets would go away while a test still looks at it.
+    "offsets.retention.check.interval.ms": "86400000",
     "offsets.topic.num.partitions": "4",
     "offsets.topic.replication.factor": "1",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "100",

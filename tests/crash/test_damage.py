@@ -225,7 +225,9 @@ def test_a_damaged_metadata_snapshot_is_passed_over_for_the_one_before(tmp_path:
 
 @pytest.fixture
 def trio(tmp_path: Path) -> Iterator[ClusterProcesses]:
-    cluster = ClusterProcesses(tmp_path)
+    # No recovery point is saved while it runs: a node that was killed checks its logs from their start.
+    settings = {"log.flush.offset.checkpoint.interval.ms": str(24 * 3_600_000)}
+    cluster = ClusterProcesses(tmp_path, settings=settings)
     try:
         yield cluster.start()
     finally:

@@ -187,7 +187,7 @@ async def test_records_of_a_producer_that_waits_for_no_answer_are_taken_after_it
 async def test_a_client_that_reads_none_of_its_replies_is_not_sent_megabytes(node: Node, work: Work) -> None:
     await create_topic(node, "t")
     client, number = await _client(node)
-    await client.produce("t", bytes(200_000))
+    await client.produce("t", bytes(200_000), acks=-1)
     (connection,) = (each for each in node.server.connections if each.number == number)
     before = len(work.handled)
     client.writer.write(fetch("t", 0) * 100)

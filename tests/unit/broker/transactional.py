@@ -59,8 +59,10 @@ class TransactionalClient:
         return await self.ask(INIT_PRODUCER_ID, version, **defaults | fields)
 
     async def init(self, **fields: Any) -> None:
-        """As clients do: again for as long as an open transaction is being aborted."""
-        assert await self.find() is ErrorCode.none
+        """As clients do: again while the coordinator starts, and while an open transaction is being aborted."""
+        while (error := await self.find()) is ErrorCode.coordinator_not_available:
+            pass
+        assert error is ErrorCode.none
         while (reply := await self.try_init(**fields)).error_code is ErrorCode.concurrent_transactions:
             pass
         assert reply.error_code is ErrorCode.none, reply

@@ -161,11 +161,11 @@ def _described(broker: EmbeddedBroker, topic: str, *names: str) -> list[str]:
     return [described[name].value for name in names]
 
 
-def test_names_are_unique(penstock_session: EmbeddedBroker) -> None:
-    first, second = penstock_session.new_topic("orders"), penstock_session.new_topic("orders")
+def test_names_are_unique(penstock: EmbeddedBroker) -> None:
+    first, second = penstock.new_topic("orders"), penstock.new_topic("orders")
     assert first.startswith("orders-")
     assert first != second
-    assert penstock_session.unique_name("group") != penstock_session.unique_name("group")
+    assert penstock.unique_name("group") != penstock.unique_name("group")
 
 
 def test_wrong_settings_are_refused_before_anything_starts() -> None:
