@@ -1,6 +1,7 @@
 """How an application ends: what a handler raises to end the process, and what is waited for or still being finished."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -167,6 +168,29 @@ def test_brokers_that_are_not_there_are_reported_and_hold_up_no_end(caplog: pyte
     eventually(lambda: "waits for a broker: 127.0.0.1:1: connection refused" in caplog.text)
     app.close()
     assert "ends without its brokers (127.0.0.1:1: connection refused)" in caplog.text
+
+
+def test_brokers_that_take_connections_and_never_answer_hold_up_no_end(
+    fresh_broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Penstock(fresh_broker.bootstrap_servers, settings=QUICK)
+    app.create_topic("orders", partitions=1)
+    seen: list[int] = []
+
+    @app.subscribe("orders", group="billing")
+    def bill(value: int) -> None:
+        seen.append(value)
+
+    app.publish("orders", 1)
+    app.start()
+    eventually(lambda: seen == [1])
+    os.kill(fresh_broker.pid, signal.SIGSTOP)
+    try:
+        app.close()
+    finally:
+        os.kill(fresh_broker.pid, signal.SIGCONT)
+    assert "ends without its brokers" in caplog.text
+    assert "no answer)" in caplog.text
 
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])

@@ -17,7 +17,7 @@ from penstock.client.app.places import Place
 from penstock.client.app.resources import Resources
 from penstock.client.app.settings import ApplicationError
 from penstock.client.app.subscription import Subscription
-from penstock.client.app.waits import Phase, Stage, unreachable
+from penstock.client.app.waits import Phase, Stage
 from penstock.client.errors import ClientError
 from penstock.client.retrying import Backoff as Rests
 
@@ -30,7 +30,7 @@ _ROOM_S: Final = 0.1
 _RESTS: Final = Rests(base_ms=200, cap_ms=10_000)
 #: How soon it is said what is finished before the application ends, and again.
 _NAME_AFTER_S, _NAME_AGAIN_S = 0.5, 5.0
-#: What a member that has nothing in hand waits for at most, where brokers are there and do not answer.
+#: What a member that has nothing in hand waits for at most, where a broker answers and the group does not let it go.
 _LEAVE_S: Final = 10.0
 _LOOK_S: Final = 0.2
 _NAMED_MAX: Final = 3
@@ -73,8 +73,8 @@ class Consumption:
         while not self.join(_LOOK_S):
             now_s = time.monotonic()
             begun = self.begun()
-            if not begun and now_s >= began_s + _NAME_AFTER_S:
-                reason = unreachable(self._resources.addresses())
+            if not begun:
+                reason = self._resources.unreachable()
                 if reason is None and now_s - began_s > _LEAVE_S:
                     reason = f"no answer for {_LEAVE_S:g} s"
                 if reason is not None:

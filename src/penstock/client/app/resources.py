@@ -117,6 +117,10 @@ class Resources:
         with self._lock:
             return sorted(self._addresses.union(self._connection_settings().bootstrap))
 
+    def unreachable(self) -> str | None:
+        """Why no broker answers; None where one does. A broker behind TLS is only connected to."""
+        return unreachable(self.addresses(), asks=self._connection_settings().security is None)
+
     def await_published(self, future: Future[Published], timeout_s: float) -> Published:
         """Raises NotPublished, TimeoutError. Gives up early where the application ends and no broker answers."""
         deadline_s = time.monotonic() + timeout_s
@@ -127,7 +131,7 @@ class Resources:
             except TimeoutError:
                 if left_s <= 0:
                     raise
-            if self.ending.is_set() and (reason := unreachable(self.addresses())) is not None:
+            if self.ending.is_set() and (reason := self.unreachable()) is not None:
                 raise NotPublished(_ENDS.format(reason), may_be_there=True)
 
     async def await_published_async(self, future: Future[Published], timeout_s: float) -> Published:
@@ -143,7 +147,7 @@ class Resources:
                     raise
             if self.ending.is_set():
                 loop = asyncio.get_running_loop()
-                reason = await loop.run_in_executor(None, unreachable, self.addresses())
+                reason = await loop.run_in_executor(None, self.unreachable)
                 if reason is not None:
                     raise NotPublished(_ENDS.format(reason), may_be_there=True)
 
@@ -191,7 +195,7 @@ class Resources:
     def close(self, timeout_s: float) -> int:
         """How many messages were given up. Brokers that do not answer are not waited for."""
         with self._lock:
-            if self._publishers and self.flush(_LOOK_S) and unreachable(self.addresses()):
+            if self._publishers and self.flush(_LOOK_S) and self.unreachable():
                 timeout_s = 0.0
             left = sum(each.close(timeout_s) for each in self._publishers.values())
             self._publishers.clear()

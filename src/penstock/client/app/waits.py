@@ -6,10 +6,12 @@ application looks at all subscriptions, and asks the cluster why a member has no
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -36,7 +38,11 @@ _LOOK_S: Final = 0.25
 #: With the time that the cluster takes to answer, a wait is reported within two seconds.
 _REPORT_AFTER_S: Final = 1.2
 _REPEAT_S: Final = 10.0
-_CONNECT_S: Final = 0.3
+#: A broker that has not answered the simplest request by then is taken to be gone: the end of an application waits no
+#: longer than a second for it.
+_ANSWER_S: Final = 0.7
+#: ApiVersions, version 0: every broker answers it, also before a client has authenticated.
+_QUESTION: Final = struct.pack(">ihhih", 10, 18, 0, 0, -1)
 _DESCRIBE_MS: Final = 5_000
 #: What librdkafka has where nothing is set.
 _POLL_INTERVAL_MS: Final = 300_000
@@ -98,8 +104,7 @@ class WaitReporter(threading.Thread):
             _LOG.warning("%s", sentence)
 
     def _sentence(self, subscription: Subscription, stage: Stage) -> str:
-        addresses = self._resources.addresses()
-        reason = unreachable(addresses)
+        reason = self._resources.unreachable()
         if reason is not None:
             return f"{subscription.name} waits for a broker: {reason}; trying again"
         topics = ", ".join(subscription.topics)
@@ -162,8 +167,10 @@ def waiting_for(subscription: Subscription, members: Sequence[Member], stage: St
     return f"{start}{who} has not given them up yet; at most {max(left_s, 1):.0f} s more"
 
 
-def unreachable(addresses: Iterable[Address], timeout_s: float = _CONNECT_S) -> str | None:
-    """Why none of them takes a connection; None where one does."""
+def unreachable(
+    addresses: Iterable[Address], *, asks: bool = True, timeout_s: float = _ANSWER_S
+) -> str | None:
+    """Why none of them answers; None where one does. Where they are not asked, to take a connection is an answer."""
     reasons: dict[str, None] = {}
     with selectors.DefaultSelector() as waiting:
         try:
@@ -176,14 +183,17 @@ def unreachable(addresses: Iterable[Address], timeout_s: float = _CONNECT_S) -> 
                     waiting.register(opened, selectors.EVENT_WRITE, f"{host}:{port}")
             deadline_s = time.monotonic() + timeout_s
             while waiting.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
-                for key, _ in waiting.select(left_s):
+                for key, events in waiting.select(left_s):
                     made: Any = key.fileobj
-                    code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                    if code == 0:
-                        return None
-                    reasons[f"{key.data}: {os.strerror(code).lower()}"] = None
-                    waiting.unregister(made)
-                    made.close()
+                    try:
+                        if _answers(made, events, asks):
+                            return None
+                    except OSError as error:
+                        reasons[f"{key.data}: {os.strerror(error.errno or 0).lower()}"] = None
+                        waiting.unregister(made)
+                        made.close()
+                    else:
+                        waiting.modify(made, selectors.EVENT_READ, key.data)
             for key in waiting.get_map().values():
                 reasons[f"{key.data}: no answer"] = None
         finally:
@@ -191,6 +201,20 @@ def unreachable(addresses: Iterable[Address], timeout_s: float = _CONNECT_S) -> 
                 with suppress(OSError):
                     key.fileobj.close()  # type: ignore[union-attr]
     return "; ".join(reasons) or "no address is known"
+
+
+def _answers(made: socket.socket, events: int, asks: bool) -> bool:
+    """False while the answer is still to come. Raises OSError."""
+    if events & selectors.EVENT_READ:
+        if not made.recv(1):
+            raise ConnectionResetError(errno.ECONNRESET, "closed")
+        return True
+    code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, "not connected")
+    if asks:
+        made.send(_QUESTION)
+    return not asks
 
 
 def _connecting(host: str, port: int) -> socket.socket:
