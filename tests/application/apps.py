@@ -42,7 +42,7 @@ def read_all(bootstrap: str, topic: str) -> list[Any]:
         reader.assign([TopicPartition(topic, number, 0) for number in left])
         messages = []
         while left:
-            message = reader.poll(10)
+            message = reader.poll(60)
             assert message is not None, f"no end of {topic}"
             if message.error() is None:
                 messages.append(message)

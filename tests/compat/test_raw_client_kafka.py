@@ -153,7 +153,7 @@ def test_prepared_by_one_and_ended_by_another(
 @PROTOCOLS
 def test_a_prepared_transaction_that_took_too_long(cluster: Cluster, topic: str, version: int) -> None:
     with RawProducer(
-        cluster, transactional_id=topic, transaction_timeout_ms=500, transaction_version_max=version
+        cluster, transactional_id=topic, transaction_timeout_ms=3000, transaction_version_max=version
     ) as producer:
         producer.init()
         producer.send(topic, 0, batch(b"slow"))

@@ -15,7 +15,7 @@ from kafka.admin import ConfigResource
 from tests.brokers import BrokerProcess, external_bootstrap
 from tests.compat import aio, confluent, kafka_python
 from tests.compat.message import CODECS, Message, numbered, values
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 CLIENTS: dict[str, ModuleType] = {"confluent": confluent, "kafka-python": kafka_python, "aiokafka": aio}
 SEGMENT_BYTES = 1 << 20
@@ -45,7 +45,7 @@ def everything(bootstrap: str, topic: str) -> list[Message]:
     left: list[Message] = []
     try:
         confluent.assign(client, [TopicPartition(topic, 0, OFFSET_BEGINNING)])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             message = client.poll(1)
             if message is not None and message.error():

@@ -76,7 +76,7 @@ def read_everything(bootstrap: str, topic: str) -> dict[int, list[tuple[int, int
             consumer.assign([TopicPartition(topic, partition, 0)])
             rows = found[partition] = []
             while True:
-                message = consumer.poll(10)
+                message = consumer.poll(60)
                 assert message is not None, "the broker has stopped answering"
                 if message.error():
                     assert message.error().code() == KafkaError._PARTITION_EOF

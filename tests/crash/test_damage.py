@@ -51,7 +51,7 @@ def read(bootstrap: str, first: int, end: int, topic: str = "t") -> list[int]:
     try:
         consumer.assign([TopicPartition(topic, 0, first)])
         while not found or found[-1] < end - 1:
-            message = consumer.poll(20)
+            message = consumer.poll(60)
             assert message is not None, f"stuck after {found[-1:]}"
             assert message.error() is None, message.error()
             assert message.offset() == int(message.value())
@@ -65,7 +65,7 @@ def error_at(bootstrap: str, offset: int, topic: str = "t") -> int:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "checker", "log_level": 0})
     try:
         consumer.assign([TopicPartition(topic, 0, offset)])
-        message = consumer.poll(20)
+        message = consumer.poll(60)
         assert message is not None
         assert message.error() is not None, message.value()
         return message.error().code()
@@ -97,7 +97,7 @@ def disk(*words: str, code: int = 0) -> str:
 
 def topics_of(bootstrap: str) -> set[str]:
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    return set(admin.list_topics(timeout=10).topics)
+    return set(admin.list_topics(timeout=60).topics)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_partition_folder_that_is_gone_is_not_begun_again_in_silence(killed: B
     killed.start()
     bootstrap = killed.bootstrap_servers
     assert any("partition folder is missing" in line for line in killed.output)
-    settings = {"bootstrap.servers": bootstrap, "message.timeout.ms": 1500, "retries": 0, "log_level": 0}
+    settings = {"bootstrap.servers": bootstrap, "message.timeout.ms": 60_000, "retries": 0, "log_level": 0}
     told: list[KafkaError] = []
     producer = Producer(settings)
     producer.produce("t", b"x", on_delivery=lambda error, _: told.append(error))

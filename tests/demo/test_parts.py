@@ -20,7 +20,7 @@ class Flaky(parts.Part):
         if self.tries == 1:
             raise Unavailable("nobody is there\nand more")
         self.failed.set()
-        self.may_go_on.wait(10)
+        self.may_go_on.wait(60)
         self.trouble = None
         self.worked.set()
         self.stopping.wait()
@@ -30,13 +30,13 @@ def test_a_part_that_fails_says_why_and_tries_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(parts, "PAUSE_S", 0.01)
     part, journal = Flaky(), Journal()
     part.start()
-    assert part.failed.wait(10)
+    assert part.failed.wait(60)
     journal.watch([part])
     part.may_go_on.set()
-    assert part.worked.wait(10)
+    assert part.worked.wait(60)
     journal.watch([part])
     part.stop()
-    assert part.join(10)
+    assert part.join(60)
     assert [event.text for event in journal.events] == ["flaky: nobody is there", "flaky works again"]
     assert [event.is_trouble for event in journal.events] == [True, False]
 

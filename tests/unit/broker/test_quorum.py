@@ -253,7 +253,7 @@ async def ask_quorum(member: Member, at: Member) -> Any:
     partition = PartitionData(partition_index=0)
     topic = TopicData(topic_name="__cluster_metadata", partitions=(partition,))
     address = ("127.0.0.1", at.listeners[0].port)
-    return await within(member.peers.call(address, 55, DescribeQuorumRequest(topics=(topic,)), timeout_s=5))
+    return await within(member.peers.call(address, 55, DescribeQuorumRequest(topics=(topic,)), timeout_s=60))
 
 
 async def test_the_quorum_describes_itself(tmp_path: Path) -> None:

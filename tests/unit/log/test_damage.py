@@ -314,13 +314,13 @@ def test_a_flush_under_way_cannot_note_what_a_truncation_takes_back(tmp_path, mo
     def slow(fd: int) -> None:
         if threading.current_thread() is flushing:
             begun.set()
-            going.wait(10)
+            going.wait(60)
         real(fd)
 
     monkeypatch.setattr("penstock.log.flush.os.fdatasync", slow)
     flushing = threading.Thread(target=ticket.run)
     flushing.start()
-    begun.wait(10)
+    begun.wait(60)
     cutting = threading.Thread(target=store.truncate, args=("t", 0, 4), kwargs={"now_ms": NOW_MS})
     cutting.start()
     going.set()

@@ -47,7 +47,7 @@ def test_a_dropped_request_has_not_happened(penstock: EmbeddedBroker, topic: str
 
 def test_dropping_without_end(penstock: EmbeddedBroker, topic: str) -> None:
     fault = penstock.faults.drop("produce")
-    client = confluent.producer(penstock.bootstrap_servers, message_timeout_ms=600)
+    client = confluent.producer(penstock.bootstrap_servers, message_timeout_ms=5000)
     with pytest.raises(KafkaException, match="timed out"):
         confluent.publish_on(client, topic, ONE)
     assert fault.hits >= 1

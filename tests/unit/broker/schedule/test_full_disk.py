@@ -50,7 +50,7 @@ async def test_held_records_whose_batch_did_not_fit_do_not_count(
             with pytest.raises(ApiError):
                 sent(node, partition, 0)
         assert partition.log.end_offset == 1
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await partition.settled()
         assert partition.high_watermark == 1
         assert not sent(node, partition, 0).duplicate
