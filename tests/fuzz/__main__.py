@@ -10,6 +10,7 @@ import json
 import logging
 import random
 import resource
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -137,18 +138,19 @@ def attack_state(counts: list[int], requests: int, seed: int) -> int:
 
     for nodes in counts:
         share = requests // len(counts)
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                report = state.run(
-                    Path(folder) / "nodes",
-                    nodes=nodes,
-                    requests=share,
-                    seed=seed,
-                    bursts=max(1, share // REQUESTS_PER_BURST),
-                )
-            except AssertionError as error:
-                print(json.dumps({"seed": seed, "nodes": nodes, "harm": str(error)}))
-                return 1
+        folder = tempfile.mkdtemp()
+        try:
+            report = state.run(
+                Path(folder) / "nodes",
+                nodes=nodes,
+                requests=share,
+                seed=seed,
+                bursts=max(1, share // REQUESTS_PER_BURST),
+            )
+        except AssertionError as error:
+            print(json.dumps({"seed": seed, "nodes": nodes, "harm": str(error), "kept_in": folder}))
+            return 1
+        shutil.rmtree(folder)
         print(json.dumps(report), flush=True)
     return 0
 

@@ -181,8 +181,20 @@ class WellBehaved:
             self.acknowledged = {key: value for key, value in self.acknowledged.items() if key[0] != fresh}
         except KafkaException as error:
             raise AssertionError(
-                f"a well-behaved client was refused in check {self.checks}: {error}"
+                f"a well-behaved client was refused in check {self.checks}: {error}; {self._views()}"
             ) from error
+
+    def _views(self) -> str:
+        """What each node tells a new client of the cluster, so that a fault of the nodes can be told from one of ours."""
+        found = []
+        for address in self.bootstrap_servers.split(","):
+            try:
+                view = AdminClient({"bootstrap.servers": address}).list_topics(timeout=10)
+            except KafkaException as error:
+                found.append(f"{address}: {error}")
+            else:
+                found.append(f"{address}: brokers {sorted(view.brokers)}, controller {view.controller_id}")
+        return "; ".join(found)
 
     def read_everything(self) -> None:
         """Every record that was ever acknowledged is there, with its value."""
