@@ -185,7 +185,7 @@ class WellBehaved:
             ) from error
 
     def _views(self) -> str:
-        """What each node tells a new client of the cluster, so that a fault of the nodes can be told from one of ours."""
+        """What each node tells a new client, so that a fault of the nodes can be told from one of the old client."""
         found = []
         for address in self.bootstrap_servers.split(","):
             try:
