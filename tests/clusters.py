@@ -71,6 +71,11 @@ class NodeProcess(BrokerProcess):
         return self._listeners[CLIENTS]
 
     @property
+    def direct_peer_address(self) -> tuple[str, int]:
+        """The same of the listener for nodes, which is open while a node starts."""
+        return self._listeners[NODES]
+
+    @property
     def is_running(self) -> bool:
         return self._process is not None
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,12 +137,15 @@ def test_founders_serve_once_all_of_them_vote(tmp_path: Path) -> None:
 
     def voters() -> int:
         try:
-            return len(quorum(first.direct_address, timeout_s=5).voters)
+            return len(quorum(first.direct_peer_address, timeout_s=5).voters)
         except OSError:
             return 0
 
     try:
         eventually(lambda: voters() == 2, what="the second founder's vote")
+        # A client that was let in and cut off might never ask for metadata again.
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(first.direct_address)
         assert not first.is_ready, "the third may not vote yet, and it is waited for"
     finally:
         founders.kill()

@@ -271,7 +271,12 @@ class WellBehaved:
                 if consumer.consume(500, 0.2):
                     consumer.commit(asynchronous=False)
                 places = [TopicPartition(CALM, partition) for partition in wanted]
-                committed = {at.partition: at.offset for at in consumer.committed(places, PATIENCE_S)}
+                try:
+                    committed = {at.partition: at.offset for at in consumer.committed(places, PATIENCE_S)}
+                except KafkaException as error:
+                    # The library tells this of a coordinator that has just moved, and asks the new one next time.
+                    if error.args[0].code() != KafkaError.NOT_COORDINATOR:
+                        raise
         finally:
             consumer.close()
 

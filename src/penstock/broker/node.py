@@ -216,14 +216,12 @@ class Node:
             await self._join_quorum()
             if self.settings.is_broker:
                 await self._join_as_broker()
-            if not self._has_peers:
-                self.state = "serving"  # or whoever waits at the door would be sent away
-                await self.server.serve()
+            self.state = "serving"  # first, or whoever waits at the door would be sent away
+            await self.server.serve()
             await self.lifecycle.noted()
         except BaseException:
             await self.stop(clean=False)
             raise
-        self.state = "serving"
         self.housekeeping.start()
 
     async def _start_http(self) -> None:
@@ -275,8 +273,7 @@ class Node:
         self.server = Server(self)
         self.listeners = await self._bind()
         if self._has_peers:
-            # They have to reach this node before it can be of use to clients, who are cut off until then.
-            await self.server.serve()
+            await self.server.serve_nodes()
 
     def _check_node_listener(self) -> None:
         """Raises StartFailed."""

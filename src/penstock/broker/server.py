@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,7 +69,7 @@ class Server:
         self._per_host: Counter[str] = Counter()
         self._waiting_for_memory: OrderedDict[Connection, None] = OrderedDict()
         self._waiting_to_grow: OrderedDict[Connection, None] = OrderedDict()
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[tuple[Listener, asyncio.Server]] = []
         self._progress = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
         self._gathered: list[Connection] | None = None
@@ -87,18 +87,18 @@ class Server:
         self._connection_interval = 1 / dynamic.integer("max.connection.creation.rate")
 
     async def bind(self, listener: Listener) -> int:
-        """Returns the bound port; clients are not let in before `serve`. Raises OSError."""
+        """Returns the bound port; nobody is let in before `serve` or `serve_nodes`. Raises OSError."""
         server = await self._listen(listener, listener.port)
         ports = _ports(server)
         if len(set(ports)) > 1:
             # A name with several addresses and no port of its own: one that is free on all of them.
             server.close()
             server = await self._listen(listener, ports[0])
-        self._servers.append(server)
+        self._servers.append((listener, server))
         return _ports(server)[0]
 
     async def _listen(self, listener: Listener, port: int) -> asyncio.Server:
-        for_nodes = listener.name == self.node.settings.inter_broker_listener
+        for_nodes = self._is_for_nodes(listener)
         return await asyncio.get_running_loop().create_server(
             lambda: Connection(self, listener.name, for_nodes=for_nodes),
             _hosts(listener.host),
@@ -108,17 +108,32 @@ class Server:
             start_serving=False,
         )
 
+    def _is_for_nodes(self, listener: Listener) -> bool:
+        return listener.name == self.node.settings.inter_broker_listener
+
+    async def serve_nodes(self) -> None:
+        """Let the other nodes in, which this one needs before it can be of use to clients.
+
+        Clients are refused until `serve`: one that is let in and then cut off may not ask for metadata again for as
+        long as it can connect (librdkafka).
+        """
+        await self._serve([server for listener, server in self._servers if self._is_for_nodes(listener)])
+
     async def serve(self) -> None:
-        for server in self._servers:
+        await self._serve([server for _, server in self._servers])
+
+    async def _serve(self, servers: Iterable[asyncio.Server]) -> None:
+        for server in servers:
             await server.start_serving()
-        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 
     async def close(self, drain_seconds: float = 0) -> None:
         """Take no new requests, give writes under way time to be answered, and hang up."""
         self.is_closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for server in self._servers:
+        for _, server in self._servers:
             server.close()
         for connection in self.connections:
             connection.mute()
