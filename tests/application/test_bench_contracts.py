@@ -35,7 +35,6 @@ def test_a_contest_has_figures_of_a_loop_by_hand_and_of_ours(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_every_contest_runs(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     contests = run(tmp_path, "--only", "*")

@@ -42,7 +42,6 @@ def test_a_node_that_never_syncs_is_found_out(tmp_path: Path) -> None:
     assert found.keys() & {checker.LOST, checker.UNSEEN, checker.INCONSISTENT}
 
 
-@pytest.mark.timeout(240)
 def test_a_cluster_keeps_its_word(tmp_path: Path) -> None:
     plan = Plan(kills=2, freezes=1, cuts=2, powers=2, rolling=1, reassign=1, seed=1)
     judge(run(tmp_path, plan), plan)

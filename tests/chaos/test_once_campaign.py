@@ -17,7 +17,6 @@ needs_nodes = pytest.mark.skipif(external_bootstrap() is not None, reason="needs
 
 
 @needs_nodes
-@pytest.mark.timeout(300)  # a failure takes longer than a success
 def test_nothing_is_delivered_twice(tmp_path: Path) -> None:
     plan = Plan(points=60, broker_kills=1, process_kills=2, calm_rounds=1, lanes=8, processes=2, seed=1)
     outcome = Campaign(tmp_path, plan).run()

@@ -17,7 +17,6 @@ needs_nodes = pytest.mark.skipif(external_bootstrap() is not None, reason="needs
 
 
 @needs_nodes
-@pytest.mark.timeout(300)  # a failure takes longer than a success
 def test_nothing_is_early_doubled_or_lost(tmp_path: Path) -> None:
     outcome = Campaign(tmp_path, Plan(kills=1, work=60, delay_ms_max=800, seed=1)).run()
     siege_report.print_table(outcome)  # shown when the test fails

@@ -19,7 +19,6 @@ needs_nodes = pytest.mark.skipif(external_bootstrap() is not None, reason="needs
 
 
 @needs_nodes
-@pytest.mark.timeout(300)  # a failure takes longer than a success
 def test_each_record_comes_to_one_end(tmp_path: Path) -> None:
     outcome = Campaign(tmp_path, Plan(messages=300, broker_kills=1, worker_kills=1, workers=2, seed=1)).run()
     siege_report.print_table(outcome)  # shown when the test fails

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import BrokerProcess
@@ -119,7 +118,6 @@ def create_topic(bootstrap: str, replication_factor: int) -> None:
     admin.create_topics([topic])["jobs"].result(30)
 
 
-@pytest.mark.timeout(300)
 def test_a_broker_is_killed_while_it_holds_and_releases(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path / "data", SETTINGS).start()
     create_topic(broker.bootstrap_servers, 1)
@@ -136,7 +134,6 @@ def test_a_broker_is_killed_while_it_holds_and_releases(tmp_path: Path) -> None:
     assert broker.stop() == 0
 
 
-@pytest.mark.timeout(300)
 def test_nodes_of_a_cluster_are_killed_while_they_hold_and_release(tmp_path: Path) -> None:
     cluster = ClusterProcesses(tmp_path, settings=SETTINGS).start()
     try:

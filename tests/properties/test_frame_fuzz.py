@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 FRAMES = 80_000
 
 
@@ -18,7 +16,6 @@ def fuzz(frames: int, seed: int) -> dict[str, int]:
     return result
 
 
-@pytest.mark.timeout(300)
 def test_a_node_survives_tens_of_thousands_of_frames() -> None:
     result = fuzz(FRAMES, seed=20_261_115)
     assert result["answered"] > FRAMES / 10, "most of the frames must reach a handler, or this proves nothing"

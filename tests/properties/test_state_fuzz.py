@@ -8,7 +8,6 @@ from tests.fuzz import state
 REQUESTS = 2_000
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_hostile_requests_do_no_harm_to_others(tmp_path: Path, nodes: int) -> None:
     report = state.run(tmp_path / "nodes", nodes=nodes, requests=REQUESTS, seed=13, bursts=1)

@@ -2,12 +2,9 @@
 
 import json
 
-import pytest
-
 from penstock.simulation.sized import run_sized
 
 
-@pytest.mark.timeout(600)
 def test_ninety_brokers_lose_a_broker_and_a_rack() -> None:
     report = run_sized(0)
     assert (report.brokers, report.racks, report.partitions) == (90, 9, 200)

@@ -23,7 +23,6 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("world", SEEDS)
 def test_no_seed_breaks_an_invariant(world: str) -> None:
     tally = Tally()

@@ -25,7 +25,6 @@ def has_connector() -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_smoke_run_has_figures_of_everybody(tmp_path: Path, has_connector: bool) -> None:
     pytest.importorskip("matplotlib")
     command = [sys.executable, "-m", "benchmarks.spark", "--smoke", "--out", str(tmp_path)]
