@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.ports import free_port
+
 READY_LINE = re.compile(r"listening on (?:\w+://)?(?P<host>\[[^\]]+\]|[^\s:]+):(?P<port>\d+)")
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -65,7 +67,7 @@ class BrokerProcess:
         self.settings = {**TEST_SETTINGS, **(settings or {})}
         self.output: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self.log = log  # a file that gets all of the output, where the last lines are not enough
-        self._listen = "localhost:0"
+        self._listen = f"localhost:{free_port()}"
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._readiness = Readiness()

@@ -7,7 +7,6 @@ calls its peers from that address too, so that the proxy knows who calls. Withou
 import os
 import random
 import signal
-import socket
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Protocol
 
 from tests.brokers import BrokerProcess, environment, executable
 from tests.crash import power
+from tests.ports import free_address
 
 # Failure is noticed, and mended, at a pace that a test with hundreds of failures can wait for.
 CLUSTER_SETTINGS = {
@@ -163,12 +163,6 @@ class ClusterProcesses:
     def kill(self) -> None:
         for node in self.nodes.values():
             node.kill()
-
-
-def free_address(host: str) -> tuple[str, int]:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return host, int(probe.getsockname()[1])
 
 
 def _listed(addresses: Mapping[str, tuple[str, int]]) -> str:

@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -76,7 +75,7 @@ class KeptServer:
         self.folder = Path(tempfile.mkdtemp(prefix=f"penstock-{self.name}-", dir="/tmp" if user else None))
         if user:
             shutil.chown(self.folder, user)
-        self.port = free_port()
+        self.port = _free_port()
         self._keeper: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -98,7 +97,7 @@ class KeptServer:
             self._keeper = None
             if not re.search(r"in use", self.log, re.IGNORECASE):
                 break
-            self.port = free_port()
+            self.port = _free_port()
         raise AssertionError(f"{self.name} did not start:\n{self.log[-4000:]}")
 
     def stop(self) -> None:
@@ -280,14 +279,12 @@ class RedisServer(KeptServer):
             return client.execute_command(*command)
 
 
-def free_port() -> int:
-    """One of those that Redis takes for clusters too, whose second port is 10,000 higher."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port <= 55_535:
-            return port
+def _free_port() -> int:
+    from tests.ports import (
+        free_port,  # not at the top: the keeper runs this file where there is no package `tests`
+    )
+
+    return free_port()
 
 
 def postgres_programs() -> Path:

@@ -14,7 +14,8 @@ from pathlib import Path
 from tests.chaos.checker import Findings
 from tests.chaos.view import Observer
 from tests.chaos.workload import pick
-from tests.clusters import ClusterProcesses, free_address
+from tests.clusters import ClusterProcesses
+from tests.ports import free_address
 from tests.waiting import eventually
 
 RECOVERY_S = 90.0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.chaos.late.producers import java_libs
-from tests.clusters import free_address
+from tests.ports import free_address
 from tests.waiting import eventually
 
 from penstock.client.cluster import Cluster

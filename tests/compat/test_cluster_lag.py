@@ -7,7 +7,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import external_bootstrap
 from tests.chaos.metrics import samples
-from tests.clusters import ClusterProcesses, free_address
+from tests.clusters import ClusterProcesses
+from tests.ports import free_address
 from tests.waiting import eventually
 
 PARTITIONS = 6

@@ -28,8 +28,9 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import BrokerProcess
-from tests.clusters import ClusterProcesses, free_address
+from tests.clusters import ClusterProcesses
 from tests.fuzz.hostile import FIELD, HostileRequests, Knowledge
+from tests.ports import free_address
 from tests.waiting import eventually
 
 CALM, CALM_GROUP, CALM_TRANSACTION = "calm", "calm-readers", "calm-writer"

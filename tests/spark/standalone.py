@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pyspark
-from tests.clusters import free_address
+from tests.ports import free_address
 from tests.waiting import eventually
 
 from penstock.spark.checkpoints import FILE_MANAGER, WITHOUT_PROCESSES

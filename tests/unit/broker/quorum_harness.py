@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -12,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_port
 from tests.waiting import eventually_async
 
 from penstock.broker.apis import APIS, FETCH
@@ -265,9 +265,3 @@ class Cluster:
     async def close(self) -> None:
         for member in self.running:
             await member.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

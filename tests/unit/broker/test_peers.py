@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from kio.schema.api_versions.v0.request import ApiVersionsRequest
 from kio.schema.api_versions.v0.response import ApiVersion, ApiVersionsResponse
-from tests.unit.broker.quorum_harness import free_port, within
+from tests.ports import free_port
+from tests.unit.broker.quorum_harness import within
 
 from penstock.broker.peers import Address, Peers, PeerUnreachable
 from penstock.broker.routes import encode

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.ports import free_port
 from tests.unit.broker.raw_client import until
 
 from penstock.broker.node import Node
@@ -39,7 +39,7 @@ class Trio:
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
         self._folder = folder
         self._settings = {**_FAST, **(settings or {})}
-        self._ports = {number: _free_port() for number in (1, 2, 3)}  # of the listeners for nodes
+        self._ports = {number: free_port() for number in (1, 2, 3)}  # of the listeners for nodes
         #: Nodes and clients use the same listeners, as in release 0.5 and before.
         self.shares_listeners = False
         self.nodes: dict[int, Node] = {}
@@ -79,7 +79,7 @@ class Trio:
         """Stop all, and start them with listeners for nodes at other ports."""
         await self.stop()
         self.shares_listeners = False
-        self._ports = {number: _free_port() for number in self._ports}
+        self._ports = {number: free_port() for number in self._ports}
         await self.start()
 
     @property
@@ -109,9 +109,3 @@ class Trio:
             if state and state.leader == node.node_id and node.partitions.led(topic, index):
                 return node
         return None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
