@@ -250,7 +250,7 @@ class FetchSessions:
         if not consumers:
             return False
         oldest = min(consumers, key=lambda session: session.last_used_ms)
-        if request.replica_id == NO_REPLICA and now_ms - oldest.last_used_ms < _EVICTABLE_AFTER_MS:
+        if request.replica_id <= NO_REPLICA and now_ms - oldest.last_used_ms < _EVICTABLE_AFTER_MS:
             return False
         self._close(oldest)
         self.evictions += 1

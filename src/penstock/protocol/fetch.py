@@ -192,13 +192,16 @@ class _Parser:
             self.position = skip_tags(self.frame, self.position, self.end)
 
     def _replica(self, replica_id: int) -> tuple[int, int]:
-        """The tagged fields at the end of the request: cluster id, and the replica's state when it is one."""
+        """The tagged fields at the end of the request: cluster id, and the replica's state when it is one.
+
+        In versions with a field for the replica the tag means nothing, and must not overrule that field.
+        """
         replica_epoch = -1
         count, position = read_uvarint(self.frame, self.position, self.end)
         for _ in range(count):
             tag, position = read_uvarint(self.frame, position, self.end)
             size, position = read_uvarint(self.frame, position, self.end)
-            if tag == _REPLICA_STATE_TAG:
+            if tag == _REPLICA_STATE_TAG and self.version >= _REPLICA_STATE_FROM:
                 replica_id, replica_epoch = _REPLICA.unpack_from(self.frame, position)
             position += size
             if position > self.end:

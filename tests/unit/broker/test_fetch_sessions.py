@@ -55,3 +55,13 @@ def test_others_keep_their_sessions() -> None:
     for session in kept:
         following = asked(session.replica_id, offset=2, session=session.id, epoch=1)
         assert sessions.open(following, by_id=True, now_ms=0).error is ErrorCode.none
+
+
+def test_only_followers_take_the_place_of_consumers_at_once() -> None:
+    """A client may send any negative replica id."""
+    sessions = FetchSessions(1, iter(range(1, 100)).__next__)
+    consumer = opened(sessions, asked(NO_REPLICA, offset=1))
+    assert sessions.open(asked(-2, offset=1), by_id=True, now_ms=0).session is None
+    following = asked(NO_REPLICA, offset=2, session=consumer.id, epoch=1)
+    assert sessions.open(following, by_id=True, now_ms=0).error is ErrorCode.none
+    opened(sessions, asked(2, offset=1))

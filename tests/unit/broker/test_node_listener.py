@@ -1,8 +1,11 @@
 """Requests between nodes are served on the listener for nodes and nowhere else."""
 
 import asyncio
+import io
+import struct
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from kio.index import load_request_schema
 from kio.schema.api_versions.v4.request import ApiVersionsRequest
 from kio.schema.fetch.v18.request import ReplicaState
 from kio.schema.metadata.v13.request import MetadataRequest
+from kio.serial import entity_writer
 from tests.fuzz.messages import Requests
 from tests.unit.broker.raw_client import running, until
 from tests.unit.broker.share_state.trio import Trio
@@ -18,7 +22,9 @@ from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.apis import APIS, FETCH
 from penstock.broker.node import Node, StartFailed
+from penstock.broker.quorum.state import METADATA_TOPIC_ID
 from penstock.broker.settings import load_settings
+from penstock.cluster.names import CLUSTER_METADATA
 from penstock.protocol.errors import ErrorCode
 
 BOTH = {"listeners": "PLAINTEXT://127.0.0.1:0,NODES://127.0.0.1:0"}
@@ -93,6 +99,54 @@ async def test_a_client_cannot_pose_as_a_follower(tmp_path: Path, version: int) 
         nodes = await WireClient.connect(node, 1)
         assert refused.isdisjoint(_error_codes(await nodes.ask(request)))
         await nodes.close()
+
+
+@pytest.mark.parametrize("version", [12, 13, 14, 15, 18])
+async def test_no_fetch_of_a_client_follows_the_metadata_log(tmp_path: Path, version: int) -> None:
+    """Whichever of two replica ids counts: a tag that the version does not know, or one that comes twice."""
+    async with running(tmp_path) as node:
+        schema = load_request_schema(FETCH, version)
+        names = {field.name: field.type for field in fields(schema)}
+        topic = names["topics"].__args__[0]
+        partition = {field.name: field.type for field in fields(topic)}["partitions"].__args__[0]
+        asked = partition(
+            partition=0,
+            current_leader_epoch=node.quorum.epoch,
+            fetch_offset=0,
+            last_fetched_epoch=0,
+            log_start_offset=-1,
+            partition_max_bytes=1 << 20,
+        )
+        named = {"topic": CLUSTER_METADATA} if version == 12 else {"topic_id": METADATA_TOPIC_ID}
+        request = schema(
+            **({"replica_id": 9} if version < 15 else {}),
+            max_wait=timedelta(0),
+            min_bytes=0,
+            topics=(topic(**named, partitions=(asked,)),),
+            forgotten_topics_data=(),
+        )
+        answers = []
+        for replicas in ((-1,), (9, -1), (-1, 9)):
+            client = await WireClient.connect(node)
+            body = _with_replica_states(request, str(node.cluster_id), replicas)
+            answers += _error_codes(await client.ask_raw(FETCH, version, body))
+            await client.close()
+        known_by_id = version > 12
+        unknown = ErrorCode.unknown_topic_id if known_by_id else ErrorCode.unknown_topic_or_partition
+        assert set(answers) <= {ErrorCode.none, unknown, ErrorCode.cluster_authorization_failed}
+        assert node.quorum.describe().observers == ()
+
+
+def _with_replica_states(request: Any, cluster_id: str, replicas: tuple[int, ...]) -> bytes:
+    """The body of a Fetch, and behind it the cluster id and replica states as its tagged fields."""
+    body = io.BytesIO()
+    entity_writer(type(request))(body, request)
+    assert body.getvalue().endswith(b"\0"), "a request without tagged fields"
+    name = cluster_id.encode()
+    tags = bytes([1 + len(replicas), 0, len(name) + 1, len(name) + 1]) + name
+    for replica in replicas:
+        tags += b"\x01\x0d" + struct.pack(">iq", replica, -1) + b"\0"
+    return body.getvalue()[:-1] + tags
 
 
 async def test_only_nodes_are_offered_what_nodes_send(tmp_path: Path) -> None:

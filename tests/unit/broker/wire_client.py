@@ -30,6 +30,13 @@ class WireClient:
             request.__api_key__ if api_key is None else api_key,
             request.__version__ if version is None else version,
         )
+        body = io.BytesIO()
+        entity_writer(schema)(body, request)
+        return await self.ask_raw(schema.__api_key__, schema.__version__, body.getvalue())
+
+    async def ask_raw(self, api_key: int, version: int, body: bytes) -> Any:
+        """The answer to a request whose body was made by hand."""
+        schema = load_request_schema(api_key, version)
         self._correlation_id += 1
         frame = io.BytesIO()
         header = schema.__header_schema__(
@@ -39,7 +46,7 @@ class WireClient:
             client_id="test",
         )
         entity_writer(schema.__header_schema__)(frame, header)
-        entity_writer(schema)(frame, request)
+        frame.write(body)
         self._writer.write(struct.pack(">i", len(frame.getvalue())) + frame.getvalue())
         return await self._answer(load_response_schema(schema.__api_key__, schema.__version__))
 

@@ -47,7 +47,7 @@ def handle(
     request = parse_fetch(frame, position, ctx.version)
     if request.replica_id > NO_REPLICA and not connection.for_nodes:
         return _refuse_follower(ctx, connection, correlation_id)
-    if request.topics and request.topics[0][0] in _METADATA_TOPICS:
+    if connection.for_nodes and request.topics and request.topics[0][0] in _METADATA_TOPICS:
         return _fetch_metadata(ctx, connection, bytes(frame), position, correlation_id)
     by_id = ctx.version >= TOPIC_IDS_FROM
     opened = ctx.node.fetch_sessions.open(request, by_id=by_id, now_ms=ctx.node.now_ms())
