@@ -17,6 +17,8 @@ from pathlib import Path
 
 from tests.ports import free_port
 
+from penstock.log.offset_files import RECOVERY_POINTS
+
 READY_LINE = re.compile(r"listening on (?:\w+://)?(?P<host>\[[^\]]+\]|[^\s:]+):(?P<port>\d+)")
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -129,6 +131,11 @@ class BrokerProcess:
     def kill(self) -> int:
         """End it without any chance to tidy up."""
         return self._end(signal.SIGKILL)
+
+    def kill_before_checkpoint(self) -> None:
+        """As if no recovery point had been saved yet: the next start checks the logs from their beginning."""
+        self.kill()
+        (self.data_dir / RECOVERY_POINTS).unlink(missing_ok=True)
 
     def restart(self) -> "BrokerProcess":
         self.stop()

@@ -211,7 +211,7 @@ class Housekeeping:
         """So that a replica that starts again knows what was committed without asking anyone."""
         now = self._node.partitions.high_watermarks()
         if now != self._saved_high_watermarks:
-            await self._node.in_thread(self._node.store.checkpoint, now)
+            await self._node.in_thread(self._node.store.save_high_watermarks, now)
             self._saved_high_watermarks = now
 
     async def _try_refused(self) -> None:

@@ -30,11 +30,14 @@ class OffsetFiles:
         """Durable when it returns. Raises OSError."""
         write_offsets(self._directory / RECOVERY_POINTS, self.recovery_points)
         write_offsets(self._directory / START_OFFSETS, self.start_offsets)
-        if high_watermarks is not None:
-            self.high_watermarks.update(high_watermarks)
         if high_watermarks is not None or self._stale:
-            write_offsets(self._directory / HIGH_WATERMARKS, self.high_watermarks)
+            self.write_high_watermarks(high_watermarks or {})
         self._stale.clear()
+
+    def write_high_watermarks(self, high_watermarks: Mapping[PartitionKey, int]) -> None:
+        """Durable when it returns. Raises OSError."""
+        self.high_watermarks.update(high_watermarks)
+        write_offsets(self._directory / HIGH_WATERMARKS, self.high_watermarks)
 
     def forget(self, partition: PartitionKey) -> None:
         """The log has gone; the files follow when they are next written."""

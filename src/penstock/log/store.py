@@ -305,6 +305,11 @@ class LogStore:
             self.space.with_reserve(partial(self._offsets.write, high_watermarks))
             self._synced.sync()
 
+    def save_high_watermarks(self, high_watermarks: Mapping[PartitionKey, int]) -> None:
+        """These alone: recovery points have an interval of their own, and what lies below one is not checked again."""
+        with self._lock:
+            self.space.with_reserve(partial(self._offsets.write_high_watermarks, high_watermarks))
+
     def close(self, *, clean: bool = True, high_watermarks: Mapping[PartitionKey, int] | None = None) -> None:
         """`clean=False` leaves everything as a crash would. Raises OSError when a sync fails."""
         with self._lock:

@@ -311,6 +311,8 @@ async def test_the_high_watermark_is_saved_in_time_and_survives_a_crash(tmp_path
         assert broker.partition().high_watermark == 1
         saved = folder / "data" / "replication-offset-checkpoint"
         await until(lambda: saved.exists() and "t 0 1" in saved.read_text())
+        points = folder / "data" / "recovery-point-offset-checkpoint"
+        assert not points.exists() or "t 0" not in points.read_text(), "they have an interval of their own"
         shutil.copytree(folder / "data", tmp_path / "crashed" / "data")
     async with broker_of_three(tmp_path / "crashed") as broker:
         await broker.create(leader=PEER)
