@@ -1,12 +1,12 @@
 """Client metrics subscriptions (KIP-714): which clients are to push which metrics, and how often."""
 
-import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.cluster.declaring import Declare
 from penstock.cluster.effective import NO_NODE, ConfigSource, Effective, effective_setting
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.regex import InvalidExpression, compile_expression
 from penstock.protocol.settings import InvalidSetting, Setting, SettingType
 
 ALL_METRICS: Final = "*"
@@ -54,7 +54,8 @@ CLIENT_METRICS_SETTINGS: Final[dict[str, Setting]] = {
 class Subscription(NamedTuple):
     metrics: tuple[str, ...]
     interval_ms: int
-    match: tuple[tuple[str, re.Pattern[str]], ...]
+    #: Selectors and compiled expressions.
+    match: tuple[tuple[str, Any], ...]
 
     def is_for(self, client: Mapping[str, str]) -> bool:
         """`client` maps each selector to what the client is."""
@@ -98,14 +99,14 @@ def validate_client_metrics(own: Mapping[str, str]) -> None:
             _parsed_match(value)
 
 
-def _parsed_match(patterns: tuple[str, ...]) -> tuple[tuple[str, re.Pattern[str]], ...]:
+def _parsed_match(patterns: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
     parsed = []
     for text in patterns:
         selector, separator, pattern = (part.strip() for part in text.partition("="))
         try:
             if not separator or selector not in _SELECTORS:
-                raise re.error("no selector")
-            parsed.append((selector, re.compile(pattern)))
-        except re.error:
+                raise InvalidExpression("no selector")
+            parsed.append((selector, compile_expression(pattern)))
+        except InvalidExpression:
             raise ApiError(ErrorCode.invalid_config, f"Illegal client matching pattern: {text}") from None
     return tuple(parsed)

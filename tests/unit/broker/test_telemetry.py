@@ -107,6 +107,9 @@ async def test_a_subscription_is_shown_with_its_defaults_and_listed_while_it_has
         ({"match": "nobody=x"}, ErrorCode.invalid_config),
         ({"match": "client_id=["}, ErrorCode.invalid_config),
         ({"match": "client_id"}, ErrorCode.invalid_config),
+        # What takes more than linear time to match is not of RE2's syntax.
+        ({"match": r"client_id=(a*)\1"}, ErrorCode.invalid_config),
+        ({"match": "client_id=" + "a" * 4097}, ErrorCode.invalid_config),
         ({"unknown": "1"}, ErrorCode.invalid_request),
     ],
 )
@@ -136,6 +139,14 @@ async def test_the_subscriptions_that_match_are_put_together(client: WireClient)
     assert answer.telemetry_max_bytes == 1000
     assert await alter(client, subscription("wider"), {"metrics": "*"}) == OK
     assert (await get(client, answer.client_instance_id)).requested_metrics == ("",), "all of them"
+
+
+async def test_no_expression_of_a_subscription_holds_up_the_node(client: WireClient) -> None:
+    """Python's own `re` takes years to find that the name of this client's library does not match."""
+    evil = "client_software_name=(a|aa)+c"
+    assert await alter(client, subscription("evil"), {"metrics": "*", "match": evil}) == OK
+    await client.ask(ApiVersionsRequest(client_software_name="a" * 200, client_software_version="1"))
+    assert (await get(client)).requested_metrics == ()
 
 
 async def test_pushes_are_bounded_and_counted(
