@@ -1,21 +1,28 @@
 """Requests that parse, of every API and version, whose values no honest client would send.
 
-Names, ids and epochs are mostly real ones, so that requests reach the state behind the parser; numbers are mostly at
-the limits of their type. Topics and groups of the well-behaved client (`calm...`) are never named, and requests that
-may delete or reconfigure a topic leave out the one that it shares with the attacker (FIELD): such damage is legal.
+Names, ids and epochs are mostly real ones, so that requests reach the state behind the parser; numbers are often at
+the limits of their type. Ids of members and producers are learned from the answers. Topics and groups of the
+well-behaved client (`calm...`) are never named, and requests that may delete or reconfigure a topic leave out the one
+that it shares with the attacker (FIELD): such damage is legal.
 """
 
+import datetime
 import struct
 import uuid
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kio.index import load_response_schema
+from kio.serial import entity_reader
 from tests.fuzz.messages import TOPIC_IDS, WIDTHS, Requests
 
-from penstock.broker.apis import APIS
+from penstock.broker.apis import APIS, PRIVATE_APIS, SCHEDULE
+from penstock.broker.schedule.wire import Ask, Position, Source, What, pack_ask
 from penstock.protocol.checksum import crc32c
 from penstock.protocol.compression import Codec
 from penstock.protocol.records import CRC_AT, CRC_FROM, HEADER, BatchHeader, Record, encode_batch
+from penstock.protocol.share_failures import ShareFailures, WorkerError, WorkerFailure, pack_share_failures
 
 NO_ID = uuid.UUID(int=0)
 #: A topic that hostile and honest clients write to and read from.
@@ -39,6 +46,14 @@ SMALL = (0, 0, 1, 1, 2, 3, 10)
 #: How likely a number is at the limits, drawn for each request: where all of them are, it ends at the first check.
 HOSTILITIES = (0.1, 0.2, 0.5)
 INT8, INT16, INT32, INT64 = (2**7 - 1, 2**15 - 1, 2**31 - 1, 2**63 - 1)
+#: Every request that a node knows.
+TABLE = {**APIS, **PRIVATE_APIS}
+#: Times that the node accepts for sessions and transactions, and those that end a wait before the fuzzer does.
+TIMES_MS = (1, 10, 6_000, 10_000, 60_000)
+WAITS_MS = (-1, 0, 1, 5, 10)
+#: Requests whose answers name a member, and InitProducerId.
+JOINING = frozenset({11, 68, 76, 88})
+INIT_PRODUCER_ID = 22
 #: Requests about the metadata log, and those by which any client may delete, reconfigure or move a topic.
 QUORUM = frozenset({52, 53, 54, 55, 59})
 DAMAGING = frozenset({20, 21, 33, 37, 44, 45})
@@ -54,24 +69,24 @@ class Knowledge:
     topic_ids: tuple[uuid.UUID, ...] = ()
     field_id: uuid.UUID = NO_ID
     node_ids: tuple[int, ...] = (1,)
-    member_ids: tuple[str, ...] = ()
-    producer_ids: tuple[int, ...] = (0, 1, 2, 3)
 
 
 class HostileRequests(Requests):
-    """`frame` returns frames that parse; `knows` can be renewed between bursts."""
+    """`frame` returns frames that parse; `learn` takes the answers to them."""
 
     def __init__(self, seed: int, knows: Knowledge) -> None:
         super().__init__(seed)
         self.knows = knows
+        self._member_ids: deque[str] = deque(maxlen=20)
+        self._producer_ids: deque[int] = deque((0, 1, 2, 3), maxlen=10)
         self._hostility = 0.0
         self._topics: tuple[str, ...] = TOPICS
         self._topic_ids: tuple[uuid.UUID, ...] = TOPIC_IDS
 
-    def frame(self) -> tuple[int, bytes]:  # type: ignore[override]
-        """The API key, and the frame with its size prefix."""
+    def frame(self) -> tuple[int, int, bytes]:  # type: ignore[override]
+        """The API key, the version, and the frame with its size prefix."""
         chance = self.chance
-        api = chance.choice(list(APIS.values()))
+        api = chance.choice(list(TABLE.values()))
         version = chance.choice(
             (api.min_version, api.max_version, chance.randint(api.min_version, api.max_version))
         )
@@ -82,8 +97,42 @@ class HostileRequests(Requests):
         elif api.key not in DAMAGING:
             self._topics += (FIELD, FIELD, FIELD, *INTERNAL)
             self._topic_ids += (self.knows.field_id, self.knows.field_id)
-        message = self._header(api.key, version) + self._body(api.key, version)
-        return api.key, struct.pack(">i", len(message)) + message
+        if api.key in PRIVATE_APIS:
+            message = struct.pack(">hhih", api.key, version, 1, -1) + self._private_body(api.key)
+        else:
+            message = self._header(api.key, version) + self._body(api.key, version)
+        return api.key, version, struct.pack(">i", len(message)) + message
+
+    def learn(self, api_key: int, version: int, reply: bytes) -> None:
+        """Takes the ids of members and producers that a node has given out."""
+        if api_key not in JOINING and api_key != INIT_PRODUCER_ID:
+            return
+        schema = load_response_schema(api_key, version)
+        _, position = entity_reader(schema.__header_schema__)(reply, 0)
+        answer, _ = entity_reader(schema)(reply, position)
+        if api_key == INIT_PRODUCER_ID:
+            if answer.producer_id >= 0:
+                self._producer_ids.append(answer.producer_id)
+        elif answer.member_id:
+            self._member_ids.append(answer.member_id)
+
+    def _private_body(self, api_key: int) -> bytes:
+        chance = self.chance
+        topic_id, partition = chance.choice(self._topic_ids), self._number("partition", 32)
+        if api_key == SCHEDULE:
+            at = Position(*(self._number(name, 64 if name == "offset" else 32) for name in Position._fields))
+            return pack_ask(Ask(chance.choice(list(What)), Source(topic_id, partition), at, []))
+        errors = (None, WorkerError("E", "m" * 300, ""))
+        failures = [
+            WorkerFailure(
+                self._number("offset", 64),
+                self._number("count", 16),
+                self._number("delay", 64),
+                chance.choice(errors),
+            )
+            for _ in range(self._count())
+        ]
+        return pack_share_failures(ShareFailures(self._string("group"), topic_id, partition, failures))
 
     def _count(self) -> int:
         return self.chance.choice((0, 1, 1, 1, 1, 2))
@@ -103,6 +152,8 @@ class HostileRequests(Requests):
                 return self.chance.choice(self._topic_ids)
             case "int8" | "int16" | "int32" | "int64":
                 return self._number(name, WIDTHS[kafka_type])
+            case "timedelta_i32":
+                return datetime.timedelta(milliseconds=self._milliseconds(name))
             case _:
                 return super()._primitive(name, kafka_type)
 
@@ -112,7 +163,7 @@ class HostileRequests(Requests):
             ("group_id", GROUPS),
             ("group", GROUPS),
             ("transactional", TRANSACTIONAL_IDS),
-            ("member", (*MEMBERS, *knows.member_ids)),
+            ("member", self._members()),
             ("instance", MEMBERS),
             ("cluster", (knows.cluster_id, "", "another-cluster")),
             ("topic", self._topics),
@@ -126,6 +177,11 @@ class HostileRequests(Requests):
                 return values[0] if chance.random() < 0.5 else chance.choice(values)
         return chance.choice((*self._topics, *self._topics, *GROUPS, *CONFIG_NAMES, *FEATURES, *OTHER_NAMES))
 
+    def _members(self) -> tuple[str, ...]:
+        """The first is the most likely one: a member that there is, or one that joins."""
+        known = tuple(self._member_ids)
+        return (*known[-1:], *MEMBERS, *known) if self.chance.random() < 0.7 else MEMBERS
+
     def _number(self, name: str, bits: int) -> int:
         chance, limit = self.chance, (1 << bits - 1) - 1
         if chance.random() < self._hostility:
@@ -137,10 +193,17 @@ class HostileRequests(Requests):
         ):
             value = chance.choice((*self.knows.node_ids, *self.knows.node_ids, 4))
         elif "producer_id" in name:
-            value = chance.choice(self.knows.producer_ids)
+            value = chance.choice(self._producer_ids)
         else:
             value = chance.choice(SMALL)
         return max(-limit - 1, min(limit, value))
+
+    def _milliseconds(self, name: str) -> int:
+        if "wait" in name and self.chance.random() < 0.9:
+            return self.chance.choice(WAITS_MS)
+        if self.chance.random() < self._hostility:
+            return self.chance.choice((-1, 0, INT32, INT32 - 1, -INT32 - 1))
+        return self.chance.choice(TIMES_MS)
 
     def _records(self) -> bytes:
         """One batch with a good checksum, and one or two fields of its header that lie."""
@@ -153,7 +216,7 @@ class HostileRequests(Requests):
             encode_batch(
                 records,
                 codec=chance.choice((Codec.NONE, *Codec)),
-                producer_id=chance.choice((-1, *self.knows.producer_ids)),
+                producer_id=chance.choice((-1, *self._producer_ids)),
                 producer_epoch=chance.choice((-1, 0, 1, INT16)),
                 base_sequence=chance.choice((-1, 0, 1, 5, INT32)),
                 attributes=chance.choice((0, 0, 0x08, 0x10, 0x20, 0x40)),

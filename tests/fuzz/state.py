@@ -318,7 +318,7 @@ class WellBehaved:
 async def attack(addresses: list[tuple[str, int]], requests: HostileRequests, count: int) -> Counter[str]:
     """Sends `count` requests over several connections at once, and counts how each of them ended."""
     seen: Counter[str] = Counter()
-    apis: set[int] = set()
+    apis: dict[int, int] = {}  # how many requests of each were answered
 
     async def attacker(share: int) -> None:
         sent = 0
@@ -329,11 +329,12 @@ async def attack(addresses: list[tuple[str, int]], requests: HostileRequests, co
 
     await asyncio.gather(*(attacker(count // CONNECTIONS) for _ in range(CONNECTIONS)))
     seen["apis"] = len(apis)
+    seen["apis_answered"] = sum(map(bool, apis.values()))
     return seen
 
 
 async def _one_connection(
-    requests: HostileRequests, apis: set[int], seen: Counter[str], address: tuple[str, int], most: int
+    requests: HostileRequests, apis: dict[int, int], seen: Counter[str], address: tuple[str, int], most: int
 ) -> int:
     """Sends one request after another, until the node closes the connection or leaves one without an answer."""
     try:
@@ -344,13 +345,15 @@ async def _one_connection(
     sent = 0
     try:
         while sent < min(most, FRAMES_PER_CONNECTION):
-            api, frame = requests.frame()
-            apis.add(api)
+            api, version, frame = requests.frame()
+            apis.setdefault(api, 0)
             writer.write(frame)
             sent += 1
             async with asyncio.timeout(REPLY_WAIT_S):
-                await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+                reply = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
             seen["answered"] += 1
+            apis[api] += 1
+            requests.learn(api, version, reply)
     except TimeoutError:
         seen["without_answer"] += 1
     except (OSError, asyncio.IncompleteReadError):
@@ -375,7 +378,8 @@ def run(folder: Path, *, nodes: int, requests: int, seed: int, bursts: int) -> d
         for burst in range(bursts):
             hostile = HostileRequests(chance.getrandbits(32), client.knowledge())
             seen = asyncio.run(attack(cluster.addresses, hostile, requests // bursts))
-            totals["apis"] = max(totals["apis"], seen.pop("apis"))
+            for name in ("apis", "apis_answered"):
+                totals[name] = max(totals[name], seen.pop(name))
             totals.update(seen)
             client.check()
             cluster.check_health()
