@@ -47,6 +47,7 @@ from penstock.log.files import open_files_limit
 from penstock.log.identity import WrongOwner
 from penstock.log.recovery import CorruptLog
 from penstock.log.store import LogStore, StoreLocked
+from penstock.log.timestamps import MoreToUnfold
 from penstock.protocol.compression import Codec, DecompressedTooLarge
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.raft.core import HistoryLost
@@ -91,6 +92,8 @@ _POSTPONED_SECONDS: Final = 0.1
 _THREAD_SWITCH_S: Final = 0.0005
 #: How long a stopping node waits for replies that are under way.
 _DRAIN_SECONDS: Final = 2.0
+#: What a search for a timestamp may unfold at first: enough for a batch of ordinary size.
+_SEARCH_BYTES: Final = 1 << 20
 _PRODUCER_EXPIRY: Final = "producer.id.expiration.ms"
 _RECOVERY_THREADS: Final = "num.recovery.threads.per.data.dir"
 _CODECS: Final = {
@@ -564,6 +567,25 @@ class Node:
             stored_bytes_max=partition.log.config.max_message_bytes,
             schedule=self.schedule.limits(partition) if partition.is_scheduled else None,
         )
+
+    async def looked_up(self, connection: Connection | None, look: Callable[[int | None], Result]) -> Result:
+        """What a search of a log for a timestamp finds, when there is room for what that unfolds.
+
+        `look` is called in a thread with the bytes that it may unfold; None: as many as one batch. The search is given
+        up where the connection has ended meanwhile. Raises ApiError.
+        """
+        max_bytes = self.settings.integer("penstock.decompress.max.bytes")
+        for size, allowed in ((min(_SEARCH_BYTES, max_bytes), _SEARCH_BYTES), (max_bytes, None)):
+            await self.decompression.take(connection, size)
+            try:
+                if connection is not None and not connection.is_open:
+                    raise ApiError(ErrorCode.request_timed_out)
+                return await self.in_thread(look, allowed)
+            except MoreToUnfold:
+                pass
+            finally:
+                self.decompression.give_back(connection, size)
+        raise AssertionError("the last search raises no MoreToUnfold")
 
     # -- tasks and threads ---------------------------------------------------------------------------
 

@@ -392,18 +392,26 @@ class Log:
         position, header = walked
         return LogPosition(min(offset, header.base_offset), segment.base_offset, position)
 
-    def offset_for_timestamp(self, timestamp: int) -> TimestampMatch | None:
-        """The first record whose timestamp is not below the given one. Blocking: decodes a batch."""
+    def offset_for_timestamp(self, timestamp: int, bytes_max: int | None = None) -> TimestampMatch | None:
+        """The first record whose timestamp is not below the given one. Blocking: decodes a batch.
+
+        A search that may unfold so few bytes raises MoreToUnfold where they do not suffice.
+        """
         return self._looked_up(
-            lambda: timestamps.first_at_or_after(self._reader.segments, timestamp, self._search())
+            lambda: timestamps.first_at_or_after(self._reader.segments, timestamp, self._search(bytes_max))
         )
 
-    def offset_of_max_timestamp(self) -> TimestampMatch | None:
+    def offset_of_max_timestamp(self, bytes_max: int | None = None) -> TimestampMatch | None:
         """The first record that has the largest timestamp. Blocking, as above."""
-        return self._looked_up(lambda: timestamps.largest(self._reader.segments, self._search()))
+        return self._looked_up(lambda: timestamps.largest(self._reader.segments, self._search(bytes_max)))
 
-    def _search(self) -> timestamps.Search:
-        return timestamps.Search(self.files, self.start_offset, self.config.decoded_bytes_max)
+    def _search(self, bytes_max: int | None) -> timestamps.Search:
+        return timestamps.Search(
+            self.files,
+            self.start_offset,
+            bytes_max=self.config.decoded_bytes_max if bytes_max is None else bytes_max,
+            believes_headers=bytes_max is None,
+        )
 
     def end_offset_for(self, epoch: int) -> tuple[int, int]:
         """OffsetForLeaderEpoch: the largest known epoch up to the asked one, and where it ended."""

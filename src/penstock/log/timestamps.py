@@ -1,7 +1,10 @@
-"""Offsets by timestamp: the time index finds the batch, and only that batch is decoded."""
+"""Offsets by timestamp: the time index finds the batch, and only that batch is decoded.
+
+Nobody has checked that a batch holds the timestamp which its header claims. Where many do not, a search unfolds a
+bounded number of bytes, and then takes a header at its word: a reader that starts too early misses nothing.
+"""
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from penstock.log.files import FilePool
 from penstock.log.lookup import largest_timestamp, offset_index, time_index
@@ -10,15 +13,28 @@ from penstock.log.reader import damaged
 from penstock.log.segment import Segment
 from penstock.log.segments import SegmentList
 from penstock.log.walk import past_holes, read_batch, walk
-from penstock.protocol.records import BatchHeader, decode_records
+from penstock.protocol.compression import DecompressedTooLarge
+from penstock.protocol.records import LOG_APPEND_TIME, BatchHeader, open_batch, wrap_int64
+from penstock.protocol.scan import scan_records
 
 
-class Search(NamedTuple):
-    """Where to look: nothing below the start of the log counts, and no batch unfolds beyond the bound."""
+class MoreToUnfold(Exception):
+    """The search would have to unfold more than it may."""
 
-    files: FilePool
-    start_offset: int
-    decoded_bytes_max: int
+
+class Search:
+    """Where to look: nothing below the start of the log counts, and all batches together unfold to a bounded size.
+
+    Beyond that a search raises MoreToUnfold, or, where `believes_headers`, answers with what a header claims.
+    """
+
+    __slots__ = ("believes_headers", "bytes_left", "files", "start_offset")
+
+    def __init__(self, files: FilePool, start_offset: int, *, bytes_max: int, believes_headers: bool) -> None:
+        self.files = files
+        self.start_offset = start_offset
+        self.bytes_left = bytes_max
+        self.believes_headers = believes_headers
 
 
 def first_at_or_after(segments: SegmentList, timestamp: int, search: Search) -> TimestampMatch | None:
@@ -84,9 +100,33 @@ def _largest_left(segment: Segment, search: Search) -> TimestampMatch | None:
 
 
 def _matches(fd: int, position: int, header: BatchHeader, search: Search) -> Iterator[TimestampMatch]:
-    for record in decode_records(read_batch(fd, position, header), search.decoded_bytes_max):
-        if record.offset >= search.start_offset:
-            yield TimestampMatch(record.timestamp, record.offset, header.leader_epoch)
+    body = _unfolded(fd, position, header, search)
+    if body is None:
+        offset = max(header.base_offset, search.start_offset)
+        yield TimestampMatch(header.max_timestamp, offset, header.leader_epoch)
+        return
+    has_append_time = header.attributes & LOG_APPEND_TIME
+    for span in scan_records(header, body):
+        offset = header.base_offset + span.offset_delta
+        if offset >= search.start_offset:
+            timestamp = wrap_int64(header.base_timestamp + span.timestamp_delta)
+            found = header.max_timestamp if has_append_time else timestamp
+            yield TimestampMatch(found, offset, header.leader_epoch)
+
+
+def _unfolded(fd: int, position: int, header: BatchHeader, search: Search) -> bytes | memoryview | None:
+    """None where the header has to be believed. Raises MoreToUnfold."""
+    if search.bytes_left > 0:
+        try:
+            _, body = open_batch(read_batch(fd, position, header), search.bytes_left)
+        except DecompressedTooLarge:
+            pass
+        else:
+            search.bytes_left -= len(body)
+            return body
+    if not search.believes_headers:
+        raise MoreToUnfold
+    return None
 
 
 def _best(best: TimestampMatch | None, matches: Iterable[TimestampMatch]) -> TimestampMatch | None:

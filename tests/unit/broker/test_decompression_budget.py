@@ -1,11 +1,23 @@
 """Batches that must be unfolded: how much of that is under way at once, and whose turn it is."""
 
 import asyncio
+import struct
 import threading
 from pathlib import Path
 from typing import Any
 
-from tests.unit.broker.raw_client import Client, create_topic, produce_many, produced, running, until
+from kio.index import load_response_schema
+from kio.serial import entity_reader
+from tests.unit.broker.raw_client import (
+    Client,
+    create_topic,
+    frame,
+    produce_many,
+    produced,
+    running,
+    string,
+    until,
+)
 
 from penstock.broker.node import Node
 from penstock.broker.preparation import DecompressionBudget
@@ -213,3 +225,52 @@ async def test_a_batch_that_holds_more_than_it_announces_is_unfolded_all_the_sam
         (result,) = produced(await client.ask(_frame(bytes(batch))))
         assert result.error is ErrorCode.none
         assert node.decompression.bytes_in_use == 0
+
+
+# -- searches for a timestamp ------------------------------------------------------------------------------
+
+
+def _search(timestamp: int, correlation: int = 0) -> bytes:
+    """ListOffsets v2 of partition 0 of `t`."""
+    place = struct.pack(">ib", -1, 0) + struct.pack(">i", 1) + string("t")
+    return frame(2, 2, place + struct.pack(">iiq", 1, 0, timestamp), correlation)
+
+
+def _found(reply: bytes) -> tuple[ErrorCode, int]:
+    response, _ = entity_reader(load_response_schema(2, 2))(reply, 0)
+    (partition,) = response.topics[0].partitions
+    return partition.error_code, partition.offset
+
+
+async def test_searches_that_unfold_much_wait_for_each_other(tmp_path: Path) -> None:
+    """Also those in topics whose batches were never looked into."""
+    async with running(tmp_path) as node:
+        await create_topic(node, "t")
+        clients = [await Client.connect(node) for _ in range(4)]
+        assert produced(await clients[0].ask(_frame(_bomb(2 * _MIB))))[0].error is ErrorCode.none
+        log = node.partitions.find("t", 0).log
+        gate, most = threading.Event(), 0
+        real = log.offset_for_timestamp
+
+        def search(timestamp: int, bytes_max: int | None = None) -> Any:
+            nonlocal most
+            most = max(most, node.decompression.bytes_in_use)
+            assert gate.wait(60)
+            return real(timestamp, bytes_max)
+
+        log.offset_for_timestamp = search  # type: ignore[method-assign]
+        for client in clients:
+            client.writer.write(b"".join(_search(1_000, number) for number in range(30)))
+        # 16 of each connection may look for a small batch, and 64 on the node.
+        await until(lambda: node.decompression.waiting_count == 4 * 30 - 64)
+        gone = clients.pop()
+        gone.writer.close()
+        await until(lambda: len(node.server.connections) == 3)
+        gate.set()
+        for client in clients:
+            for number in range(30):
+                correlation, reply = await client.reply()
+                assert (correlation, _found(reply)) == (number, (ErrorCode.none, 0))
+        await until(lambda: not node.decompression.bytes_in_use)
+        assert node.decompression.waiting_count == 0
+        assert most <= 64 * _MIB

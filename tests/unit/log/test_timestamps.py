@@ -1,11 +1,23 @@
 """Offsets by timestamp, exact to the record."""
 
+import struct
+
 import pytest
 from tests.unit.log.helpers import NOW_MS, append, marker_of, open_log
 
 from penstock.log.config import LogConfig
+from penstock.log.timestamps import MoreToUnfold
+from penstock.protocol.checksum import crc32c
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.records import (
+    CRC_AT,
+    CRC_FROM,
+    HEADER,
+    BatchHeader,
+    Record,
+    encode_batch,
+    open_batch,
+)
 
 CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
 
@@ -96,3 +108,56 @@ def test_it_works_on_a_log_that_was_just_opened(tmp_path):
         )
         assert reopened.offset_of_max_timestamp() == (290, 29, 0)
         reopened.abandon()
+
+
+def append_lies(log, count, *, size=1000, codec=Codec.ZSTD):
+    """Batches of one record each, whose headers claim a later timestamp than they hold."""
+    for _ in range(count):
+        batch = bytearray(encode_batch([Record(0, 10, None, bytes(size))], codec=codec))
+        header = BatchHeader._make(HEADER.unpack_from(batch))._replace(max_timestamp=90)
+        HEADER.pack_into(batch, 0, *header)
+        struct.pack_into(">I", batch, CRC_AT, crc32c(memoryview(batch)[CRC_FROM:]))
+        log.append(memoryview(batch), leader_epoch=3, now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_a_search_unfolds_a_bounded_number_of_bytes_and_then_believes_a_header(tmp_path, codec, monkeypatch):
+    log = open_log(tmp_path / "t-0", LogConfig(decoded_bytes_max=5_000))
+    append_lies(log, 50, codec=codec)
+    unfolded = []
+
+    def counted(batch, max_bytes):
+        found = open_batch(batch, max_bytes)
+        unfolded.append(len(found[1]))
+        return found
+
+    monkeypatch.setattr("penstock.log.timestamps.open_batch", counted)
+    # Four of them fit, a fifth is more than there may be, and its own word is taken: nothing is missed by that.
+    found = log.offset_for_timestamp(50)
+    assert (found.timestamp, found.leader_epoch) == (90, 3)
+    assert found.offset in (4, 5)
+    assert sum(unfolded) <= 6_100
+    assert log.offset_for_timestamp(91) is None
+    assert log.offset_of_max_timestamp().timestamp == 90
+
+
+def test_a_search_with_little_to_unfold_says_so_and_finds_what_it_can(tmp_path):
+    log = open_log(tmp_path / "t-0", LogConfig())
+    append_at(log, 5)
+    append_lies(log, 3)
+    append_at(log, 95)
+    assert log.offset_for_timestamp(4, bytes_max=100) == (5, 0, 0)
+    with pytest.raises(MoreToUnfold):
+        log.offset_for_timestamp(50, bytes_max=100)
+    with pytest.raises(MoreToUnfold):
+        log.offset_for_timestamp(50, bytes_max=2_000)
+    assert log.offset_for_timestamp(50, bytes_max=10_000) == (95, 4, 0)
+    assert log.offset_for_timestamp(50) == (95, 4, 0)
+
+
+def test_a_batch_that_unfolds_to_more_than_it_may_hides_nothing_behind_it(tmp_path):
+    log = open_log(tmp_path / "t-0", LogConfig(decoded_bytes_max=5_000))
+    append_lies(log, 1, size=100_000)
+    append_at(log, 95)
+    assert log.offset_for_timestamp(50) == (90, 0, 3)
+    assert log.offset_for_timestamp(91) == (95, 1, 0)

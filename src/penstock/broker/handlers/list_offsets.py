@@ -142,9 +142,11 @@ async def _find_later(
         case -1:
             return _latest(partition, min(end_offset, partition.high_watermark), read_committed)
         case -3:
-            found = await ctx.node.in_thread(log.offset_of_max_timestamp)
+            found = await ctx.node.looked_up(ctx.connection, log.offset_of_max_timestamp)
         case _:
-            found = await ctx.node.in_thread(log.offset_for_timestamp, timestamp)
+            found = await ctx.node.looked_up(
+                ctx.connection, lambda bytes_max: log.offset_for_timestamp(timestamp, bytes_max)
+            )
     upto_offset = partition.last_stable_offset if read_committed else partition.high_watermark
     if found is None or found[1] >= upto_offset:
         return _Found()

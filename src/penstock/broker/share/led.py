@@ -152,7 +152,9 @@ class LedSharePartition:
         if reset.kind == "latest":
             return upto
         timestamp_ms = reset.timestamp_ms(self._node.now_ms())
-        found = await self._node.in_thread(partition.log.offset_for_timestamp, timestamp_ms)
+        found = await self._node.looked_up(
+            None, lambda bytes_max: partition.log.offset_for_timestamp(timestamp_ms, bytes_max)
+        )
         return upto if found is None else min(found.offset, upto)
 
     # -- what members do -----------------------------------------------------------------------------
