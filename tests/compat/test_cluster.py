@@ -120,6 +120,14 @@ def segment(node: NodeProcess, topic: str) -> Path:
     return node.data_dir / f"{topic}-0" / f"{0:020d}.log"
 
 
+def segments(node: NodeProcess, topic: str) -> list[Path]:
+    return sorted(segment(node, topic).parent.glob("*.log"))
+
+
+def content_of(paths: list[Path]) -> bytes:
+    return b"".join(path.read_bytes() for path in paths)
+
+
 def logged(node: NodeProcess, message: str) -> bool:
     assert node.log is not None
     return message in node.log.read_text()
@@ -174,7 +182,7 @@ def test_a_group_outlives_its_coordinator(cluster: ClusterProcesses, admin: Admi
 
 
 def test_damaged_and_missing_files_are_fetched_again(cluster: ClusterProcesses, admin: AdminClient) -> None:
-    for topic in ("flipped", "missing"):
+    for topic in (topics := ("flipped", "missing", "hollow")):
         create(admin, topic, [1, 2, 3], segment_bytes="2500")
         for number in range(6):
             publish(cluster, topic, f"{number} {'x' * 1000}")
@@ -185,15 +193,17 @@ def test_damaged_and_missing_files_are_fetched_again(cluster: ClusterProcesses, 
     content[len(content) // 2] ^= 0xFF
     segment(ailing, "flipped").write_bytes(content)
     segment(ailing, "missing").unlink()
+    segments(ailing, "hollow")[1].unlink()
     ailing.start()
 
     def is_fetched(topic: str) -> bool:
-        sound = segment(cluster.nodes[1], topic).read_bytes()
-        copy = segment(ailing, topic)
-        return all_in_sync(admin) and copy.exists() and copy.read_bytes() == sound
-
-    for topic in ("flipped", "missing"):
         # It may not have left the in-sync set yet when the node is ready.
+        if not list(ailing.data_dir.glob(f"{topic}-0.*-stray")):
+            return False
+        sound, copy = (content_of(segments(node, topic)) for node in (cluster.nodes[1], ailing))
+        return copy == sound and all_in_sync(admin)
+
+    for topic in topics:
         eventually(partial(is_fetched, topic), what=f"{topic} in sync")
         assert logged(ailing, f"{topic}-0"), "nobody was told"
 

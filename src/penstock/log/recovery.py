@@ -6,6 +6,7 @@ be explained by a crash. Damage stays on disk (see `damage.py` and decision 26).
 
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import uuid4
@@ -90,10 +91,12 @@ def load(
     """Raises OSError for what cannot be read."""
     directory.mkdir(parents=True, exist_ok=True)
     deleted = finish_interrupted_work(directory)
-    segments = SegmentList(_list_segments(directory, now_ms))
+    listed, orphans = _list_segments(directory, now_ms)
+    segments = SegmentList(listed)
     epochs = epoch_files.load(directory / EPOCH_CHECKPOINT)
     crash = crash._replace(durable_offset=max(crash.durable_offset, recovery_point, _rolled_at(directory)))
     if not segments.items:
+        _unlink(orphans)
         if damage.take_given_up(directory):
             # Offsets that were given out once stay with the records that had them.
             start_offset = max(start_offset, crash.durable_offset)
@@ -102,6 +105,8 @@ def load(
         producers.is_complete = start_offset == crash.durable_offset == 0
         return _start_at(directory, start_offset, now_ms, producers, epochs or EpochCache())
     damages = _known_damage(directory, segments)
+    damages = _with_gone(damages, directory, segments, orphans, files, config, start_offset)
+    _unlink(orphans)
     if epochs is None:
         # Of what recovery checks, it learns the epochs itself.
         known = segments.items if clean else segments.items[: segments.slot_of(recovery_point)]
@@ -117,7 +122,12 @@ def load(
         return _restart_beyond_end(directory, segments, start_offset, now_ms, producers, epochs)
     first = segments.first.base_offset
     is_beheaded = first > start_offset and not any(base < first for base in deleted)
-    start_offset = max(start_offset, first)
+    found = damage.at_offset(damages, start_offset)
+    if found is None or found.accepted:
+        if is_beheaded and found is None:
+            extra = {"directory": str(directory), "start_offset": start_offset, "first_offset": first}
+            _logger.error("log begins later than it did: segments have gone", extra=extra)
+        start_offset = max(start_offset, first)
     epochs.truncate_end(end_offset)
     epochs.truncate_start(start_offset)
     # What a replica has learned since it was made cannot have expired before it is as old as that takes.
@@ -183,7 +193,8 @@ def discard_segments(segments: list[Segment], files: FilePool) -> None:
         sync_directory(segments[0].directory)
 
 
-def _list_segments(directory: Path, now_ms: int) -> list[Segment]:
+def _list_segments(directory: Path, now_ms: int) -> tuple[list[Segment], dict[Path, int]]:
+    """In order; and index files without a log, by the base offset in their names."""
     found: dict[int, Segment] = {}
     companions: list[tuple[int, Path]] = []
     with os.scandir(directory) as entries:
@@ -196,12 +207,18 @@ def _list_segments(directory: Path, now_ms: int) -> list[Segment]:
                 found[parsed[0]] = Segment(directory, parsed[0], size=size, created_ms=now_ms)
             elif parsed[1] in (INDEX, TIME_INDEX, TRANSACTION_INDEX):
                 companions.append((parsed[0], Path(entry.path)))
+    orphans: dict[Path, int] = {}
     for base_offset, path in companions:
         if base_offset not in found:
-            path.unlink()
+            orphans[path] = base_offset
         elif path.suffix == TRANSACTION_INDEX:
             found[base_offset].has_aborted = path.stat().st_size > 0
-    return [found[base_offset] for base_offset in sorted(found)]
+    return [found[base_offset] for base_offset in sorted(found)], orphans
+
+
+def _unlink(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink()
 
 
 def _start_at(directory: Path, offset: int, now_ms: int, producers: Producers, epochs: EpochCache) -> Loaded:
@@ -271,6 +288,65 @@ def _known_damage(directory: Path, segments: SegmentList) -> list[Damage]:
             hole for hole in damage.holes_of(known, segment.base_offset) if hole.end <= segment.size
         )
     return known
+
+
+def _with_gone(
+    known: list[Damage],
+    directory: Path,
+    segments: SegmentList,
+    orphans: dict[Path, int],
+    files: FilePool,
+    config: LogConfig,
+    start_offset: int,
+) -> list[Damage]:
+    """The known damage, and segments that have gone from before or between others: what was in them is damage too.
+
+    Whatever takes a segment away takes its indexes first, or names all its files anew; so an index that is left alone
+    tells of a log file that has gone. Between segments that are not compacted, producers saved at an offset that no
+    segment reaches tell of one whose files have all gone.
+    """
+    bases = segments.bases
+    traces = {base for base in orphans.values() if start_offset <= base < bases[-1]}
+    if not config.cleanup_compact:
+        traces |= {offset for offset in snapshots.list_offsets(directory) if bases[0] < offset < bases[-1]}
+    found: dict[int, Damage] = {}
+    for offset in sorted(traces.difference(bases)):
+        if offset < bases[0]:
+            found[start_offset] = Damage(start_offset, bases[0])
+            continue
+        before = segments.holding(offset)
+        assert before.next_base is not None
+        end_offset = _reached(before, offset, files)
+        if end_offset is not None and before.next_base > start_offset:
+            first = offset if config.cleanup_compact else end_offset
+            found.setdefault(before.next_base, Damage(first, before.next_base))
+    new = [item for item in found.values() if damage.at_offset(known, item.start_offset) is None]
+    if not new:
+        return known
+    damage.save(directory, damages := sorted([*known, *new]))
+    for item in new:
+        _logger.critical(
+            "log damaged: acknowledged records cannot be read",
+            extra={"directory": str(directory), "damage": str(item)},
+        )
+    return damages
+
+
+def _reached(segment: Segment, offset: int, files: FilePool) -> int | None:
+    """Where a closed segment ends, if it ends at or before an offset; None where it reaches further, or is damaged."""
+    index = offset_index(segment, files)
+    if len(index) and segment.base_offset + index.offsets[-1] >= offset:
+        return None
+    position, end_offset = index.positions[-1] if len(index) else 0, segment.base_offset
+    file = files.pin(segment)
+    try:
+        for at, header in walk(file.fd, position, segment.size, holes=segment.holes):
+            position, end_offset = at + header.size, header.last_offset + 1
+    finally:
+        files.unpin(file)
+    is_whole = past_holes(position, segment.holes) >= segment.size
+    end_offset = _past_lost_offsets(segment, end_offset)
+    return end_offset if is_whole and end_offset <= offset else None
 
 
 class _Recovery:

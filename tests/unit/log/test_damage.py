@@ -178,6 +178,70 @@ def test_files_that_have_gone_at_the_end_leave_a_range_that_is_refused(tmp_path)
     assert served(again) == ([*range(gone[0].base_offset), 30], list(range(gone[0].base_offset, 30)))
 
 
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("is_alone", [True, False], ids=["the log alone", "all files of it"])
+def test_a_segment_that_has_gone_from_between_others_is_refused(tmp_path, clean, is_alone, caplog):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 30)
+    log.close()
+    gone = log.segments[1:3]
+    for segment in gone:
+        for path in [segment.path] if is_alone else list(tmp_path.glob(f"t-0/{segment.path.stem}.*[xg]")):
+            path.unlink()
+    lost = [*range(gone[0].base_offset, gone[-1].next_base)]
+    options = {"clean": clean, "recovery_point": 30}
+    for _ in range(2):
+        reopened = open_log(tmp_path / "t-0", SMALL, **options)
+        assert served(reopened) == ([n for n in range(30) if n not in lost], lost)
+        assert reopened.end_offset == 30
+        reopened.close()
+    assert [record.levelname for record in caplog.records] == ["CRITICAL"], "it is said once"
+    damage.save(tmp_path / "t-0", [item._replace(accepted=True) for item in damage.load(tmp_path / "t-0")])
+    assert len(values_in(open_log(tmp_path / "t-0", SMALL, **options))) == 30 - len(lost)
+
+
+def test_segments_that_have_gone_from_the_beginning_are_refused(tmp_path):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 30)
+    log.close()
+    for segment in log.segments[:2]:
+        segment.path.unlink()
+    first = log.segments[2].base_offset
+    options = {"clean": True, "recovery_point": 30}
+    for _ in range(2):
+        reopened = open_log(tmp_path / "t-0", SMALL, **options)
+        assert served(reopened) == ([*range(first, 30)], [*range(first)])
+        assert (reopened.start_offset, reopened.was_beheaded) == (0, True)
+        reopened.close()
+    damage.save(tmp_path / "t-0", [item._replace(accepted=True) for item in damage.load(tmp_path / "t-0")])
+    assert open_log(tmp_path / "t-0", SMALL, **options).start_offset == first
+
+
+def test_producers_saved_within_a_segment_tell_of_no_segment_that_has_gone(tmp_path):
+    """A clean stop saves them where the log ends, and the next start goes on in the same segment."""
+    open_log(tmp_path / "t-0", SMALL).close()
+    for stop in (4, 20, 21):
+        log = open_log(tmp_path / "t-0", SMALL, clean=True)
+        fill(log, stop - log.end_offset)
+        log.close()
+    assert open_log(tmp_path / "t-0", SMALL, clean=True).damages == ()
+
+
+@pytest.mark.parametrize("stop", [Log.abandon, Log.close])
+def test_segments_taken_away_on_purpose_are_not_missed(tmp_path, stop):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 30)
+    flush(log)
+    first = log.segments[2].base_offset
+    log.delete_records_before(first)
+    log.remove_segments(log.segments[:2], NOW_MS, end_offset=30)
+    log.truncate_to(log.segments[-1].base_offset - 1, NOW_MS)
+    fill(log, 20)
+    stop(log)
+    reopened = open_log(tmp_path / "t-0", SMALL)
+    assert (reopened.damages, reopened.start_offset, reopened.was_beheaded) == ((), first, False)
+
+
 def test_an_accepted_loss_is_passed_over_by_readers(tmp_path):
     log = open_log(tmp_path / "t-0", SMALL)
     fill(log, 30)

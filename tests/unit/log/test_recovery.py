@@ -194,20 +194,6 @@ def test_empty_segments_are_no_damage(tmp_path):
         reopened.abandon()
 
 
-def test_a_segment_that_has_gone_leaves_a_gap_and_nothing_else(tmp_path, caplog):
-    log = open_log(tmp_path / "t-0", SMALL)
-    fill(log, 30)
-    log.close()
-    gone = log.segments[1]
-    gone.path.unlink()
-    for clean in (True, False):
-        reopened = open_log(tmp_path / "t-0", SMALL, clean=clean)
-        lost = range(gone.base_offset, gone.next_base)
-        assert offsets_in(reopened) == [offset for offset in range(30) if offset not in lost]
-        assert reopened.read(gone.base_offset, 1, reopened.end).data
-        reopened.abandon()
-
-
 def test_files_of_others_are_left_alone(tmp_path):
     log = open_log(tmp_path / "t-0", SMALL)
     fill(log, 10)
