@@ -132,6 +132,9 @@ def test_it_starts_again_when_its_file_changes(
         ("bills:Penstock", "bills:Penstock is no application but type"),
         (":app", "names no module"),
         ("broken:app", "broken cannot be imported: ZeroDivisionError: division by zero"),
+        ("runs:app", 'it belongs under `if __name__ == "__main__":` ('),
+        ("runs_async:app", 'it belongs under `if __name__ == "__main__":` ('),
+        ("refused:app", "retry='often' is neither a Backoff nor how often a message is tried"),
         ("empty", "names no application, and empty has none"),
         ("empty:app", "empty has no app"),
     ],
@@ -142,13 +145,19 @@ def test_what_cannot_be_run_is_told_in_a_sentence(
     (tmp_path / "bills.py").write_text(PROGRAM.format(servers="127.0.0.1:1", topic="orders", name="bill"))
     (tmp_path / "broken.py").write_text("1 / 0\n")
     (tmp_path / "empty.py").write_text("")
+    bills = (tmp_path / "bills.py").read_text()
+    (tmp_path / "runs.py").write_text(f"{bills}\napp.run()\n")
+    (tmp_path / "runs_async.py").write_text(f"import asyncio\n{bills}\nasyncio.run(app.arun())\n")
+    (tmp_path / "refused.py").write_text(bills.replace("group=", "retry='often', group="))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("bills", "broken", "empty"):
+    for name in ("bills", "broken", "empty", "runs", "runs_async", "refused"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(Failure) as failed:
         load(target)
     assert words in failed.value.message
+    if "cannot be imported" in failed.value.message and "async" not in target:
+        assert f"({tmp_path}/" in failed.value.message, "the line is the user's"
 
 
 def test_a_command_that_fails_shows_no_traceback(start: Callable[..., Program], tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from tests.application.apps import QUICK, committed
 from tests.brokers import BrokerProcess
 from tests.waiting import eventually
 
-from penstock.client import Penstock
+from penstock.client import ClientError, Penstock
+from penstock.client.app.resources import Resources
 
 
 class Halt(BaseException):
@@ -122,7 +123,8 @@ def _shared_again(bootstrap: str, topic: str, group: str) -> list[int]:
 
 MEMBER = """
 import sys
-from penstock.client import Penstock
+from penstock.client import ClientError, Penstock
+from penstock.client.app.resources import Resources
 
 app = Penstock(sys.argv[1], name="first", settings={"session.timeout.ms": 4000, "heartbeat.interval.ms": 500})
 
@@ -156,6 +158,41 @@ def test_a_killed_member_is_named_while_its_session_lasts(
     eventually(lambda: begun, what="the partitions of the member that was killed")
     assert f"waiting for partitions of {topic}: member first-" in begun[0]
     assert "of group billing-killed has not been heard from; at most" in begun[0]
+
+
+def test_a_plain_consumer_says_what_it_waits_for(
+    app: Penstock, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app.publish(topic, 1)
+    first = subprocess.Popen(
+        [sys.executable, "-c", MEMBER, bootstrap, topic, "loop-killed"], stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdout is not None
+    assert first.stdout.readline() == "at work\n"
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    with app.consumer(topic, group="loop-killed") as consumer:
+        app.publish(topic, 2)
+        eventually(
+            lambda: consumer.poll(timeout="200ms"), what="the partitions of the member that was killed"
+        )
+    assert f"waiting for partitions of {topic}: member first-" in caplog.text
+    assert "of group loop-killed has not been heard from; at most" in caplog.text
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_a_plain_consumer_says_that_no_broker_is_there(
+    share: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait_for_brokers(*_: object) -> None:
+        """As it is done for a minute, but no longer than it takes to say so."""
+        eventually(lambda: "consumer waits for a broker: 127.0.0.1:1: connection refused" in caplog.text)
+        raise ClientError("no broker")
+
+    monkeypatch.setattr(Resources, "letter_topics", wait_for_brokers)
+    with pytest.raises(ClientError, match="no broker"):
+        Penstock("127.0.0.1:1").consumer("orders", group="billing", share=share)
+    eventually(lambda: all(each.name != "penstock-waits" for each in threading.enumerate()))
 
 
 def test_brokers_that_are_not_there_are_reported_and_hold_up_no_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -245,7 +282,8 @@ def test_what_is_finished_after_a_stop_is_named(
 
 PAGER = """
 import sys, time
-from penstock.client import Penstock
+from penstock.client import ClientError, Penstock
+from penstock.client.app.resources import Resources
 
 app = Penstock(sys.argv[1], settings={"session.timeout.ms": 2000, "heartbeat.interval.ms": 200})
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+import penstock
 from penstock.cli.failure import FAILED, WRONG_USAGE, Failure
 from penstock.cli.output import note
 
@@ -25,6 +26,7 @@ LOOK_S = 0.3
 #: A child that does not end by itself after a change is waited for so long.
 END_S = 60.0
 _NOT_WATCHED = {".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache"}
+_OURS = str(Path(penstock.__file__).parent) + os.sep
 _LEVELS = ("debug", "info", "warning", "error")
 
 app = typer.Typer(help="Run applications of penstock.client.", no_args_is_help=True)
@@ -75,9 +77,14 @@ def run(
 def load(target: str) -> Any:
     """Raises Failure, in a sentence about what is wrong with the target."""
     from penstock.client import Penstock
+    from penstock.client.app.penstock import is_run_elsewhere
 
     place, _, name = target.partition(":")
-    module = _module(place, target)
+    before = is_run_elsewhere.set(True)
+    try:
+        module = _module(place, target)
+    finally:
+        is_run_elsewhere.reset(before)
     found = _named(module, name, target) if name else _only(module, target)
     if isinstance(found, type) or not callable(found):
         made = found
@@ -129,7 +136,10 @@ def _told(call: Callable[[], Any], what: str) -> Any:
     except SyntaxError as error:
         raise Failure(f"{what}: {error.msg} ({error.filename}:{error.lineno})") from None
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        # What we refuse is said with the line that asked for it, not with ours.
+        theirs = [each for each in frames if not each.filename.startswith(_OURS)]
+        last = (theirs or frames)[-1]
         raise Failure(f"{what}: {type(error).__name__}: {error} ({last.filename}:{last.lineno})") from None
 
 

@@ -51,6 +51,8 @@ def command() -> str:
     import shutil
 
     program = os.path.abspath(sys.argv[0])
+    if os.path.basename(program) == "__main__.py":
+        return f"{sys.executable} -m penstock"
     if shutil.which("penstock") == program:
         return "penstock"
     return min(os.path.relpath(program), program, key=len)

@@ -11,6 +11,7 @@ from penstock.cli import main
 from penstock.cli.failure import WRONG_USAGE, Failure, report
 from penstock.cli.options import pairs
 from penstock.cli.output import confirm, human_bytes, print_facts, print_table
+from penstock.cli.welcome import command
 
 
 @pytest.fixture(autouse=True)
@@ -139,3 +140,18 @@ def test_config_without_anything_set_says_so(capsys: pytest.CaptureFixture[str])
     out, err = capsys.readouterr()
     assert out == ""
     assert "are at their defaults; --all shows them" in err
+
+
+@pytest.mark.parametrize(
+    ("called", "told"),
+    [
+        ("/opt/penstock/__main__.py", f"{sys.executable} -m penstock"),
+        ("/opt/bin/penstock", "/opt/bin/penstock"),
+    ],
+)
+def test_newcomers_are_told_a_command_that_can_be_called(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, called: str, told: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [called])
+    monkeypatch.chdir(tmp_path)
+    assert command() == told

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Final, Self, TypeVar
 
@@ -36,13 +37,15 @@ from penstock.client.salting import salted
 from penstock.client.stores import DedupeStore
 from penstock.client.topics import BROKER_DEFAULT, NewTopic, create_topics
 
-__all__ = ["Penstock"]
+__all__ = ["Penstock", "is_run_elsewhere"]
 
 _LOG: Final = logging.getLogger("penstock.client")
 _PUBLISH_S: Final = 300.0
 _LOOK_S: Final = 0.2
 _CLOSE_S: Final = 30.0
 _IN_TRANSACTION: Final = Published("", -1, -1)
+#: While a program is imported by what runs its application: one that ran itself meanwhile would never be imported.
+is_run_elsewhere: Final[ContextVar[bool]] = ContextVar("is_run_elsewhere", default=False)
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -343,6 +346,7 @@ class Penstock:
         KeyboardInterrupt or the like ends the application: its message counts as not handled, and the exit code
         is never 0.
         """
+        _check_run_here()
         with _signals(self.stop):
             self.start()
             try:
@@ -356,6 +360,7 @@ class Penstock:
 
     async def arun(self) -> None:
         """`run` for coroutines; it ends when it is cancelled."""
+        _check_run_here()
         loop = asyncio.get_running_loop()
         self.start()
         try:
@@ -441,6 +446,15 @@ class Penstock:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_run_here() -> None:
+    """Raises ApplicationError."""
+    if is_run_elsewhere.get():
+        raise ApplicationError(
+            "run() is called while the program is imported to be run: "
+            'it belongs under `if __name__ == "__main__":`'
+        )
 
 
 def _ending(error: BaseException) -> BaseException:

@@ -24,6 +24,7 @@ from penstock.client.app.resources import Resources, now_ms
 from penstock.client.app.retries import DueRetries
 from penstock.client.app.settings import ApplicationError, consumer_settings
 from penstock.client.app.subscription import Subscription
+from penstock.client.app.waits import PlainWait
 from penstock.client.durations import Duration, DurationError, seconds
 from penstock.client.errors import ClientError
 from penstock.client.letters import retry_level
@@ -98,21 +99,32 @@ class Polling:
         self._committed_s = time.monotonic()
         self._is_closed = False
         self._commits_first = declared.delivery is Delivery.AT_MOST_ONCE
+        self._wait = PlainWait(declared, resources)
+        try:
+            self._join(resources)
+        except BaseException:
+            self._wait.end()
+            raise
+
+    def _join(self, resources: Resources) -> None:
+        declared = self._sub
         partitions = resources.letter_topics(declared)
         topics = [name for name in partitions if retry_level(name) is not None]
         self._retries = DueRetries(topics, declared.group, self.figures, now_ms)
         self._letterbox = _letterbox(declared, resources, partitions, self.figures)
-        settings = consumer_settings(
+        self._settings = consumer_settings(
             resources.bootstrap, resources.name, resources.settings, group=declared.group
         )
         self._membership = Membership(
-            settings,
+            self._settings,
             [*declared.topics, *topics],
             start=declared.start,
             work=_Callbacks(self),
             contract=declared.delivery,
             unfinished=partial(note_unfinished, self.figures),
         )
+        # From here on it waits only while the user asks for messages.
+        self._wait.note_running()
 
     # -- messages ------------------------------------------------------------------------------------
 
@@ -125,11 +137,18 @@ class Polling:
             raise ClientError(f"{len(self._hand)} messages have no answer: ack, nack or commit them")
         deadline_s = time.monotonic() + length_s("timeout", timeout)
         while True:
+            self._note_stage()
             self._tick()
             left_s = deadline_s - time.monotonic()
             found = self._hand.rested(time.monotonic(), max) or self._taken_or_begun_anew(max, left_s)
             if found or left_s <= 0:
                 return [self._message(raw) for raw in found]
+
+    def _note_stage(self) -> None:
+        if self._membership.is_assigned:
+            self._wait.note_running()
+        else:
+            self._wait.note_joining(self._settings, self._membership.member_id)
 
     def _taken_or_begun_anew(self, count_max: int, left_s: float) -> Sequence[Any]:
         try:
@@ -328,6 +347,7 @@ class Polling:
         """What was acked is committed; what was not comes again, here or elsewhere."""
         if not self._is_closed:
             self._is_closed = True
+            self._wait.end()
             with self._membership.held():
                 self._commit_if_possible(wait=True)
             self._membership.close()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from penstock.client.errors import ClientError
@@ -83,8 +84,34 @@ _QUEUE_BACKOFF_MS: Final = 50
 #: is taken for dead by mistake keeps its contract (it commits nothing any more); the price is a rebalance.
 _SESSION_MS: Final = 15_000
 _SAY_AGAIN_S: Final = 10.0
+#: What differs between two reports of the same failure.
+_PASSED: Final = re.compile(r" \(after \d+ms in state \w+.*\)$")
 _LOG: Final = logging.getLogger("penstock.client")
 _LOGGER: Final = logging.getLogger("penstock.client.librdkafka")
+
+
+class FailureFilter(logging.Filter):
+    """Lets a failure of a connection through once in a while: the library tells of every attempt, 20 in a second."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock_s = clock_s
+        self._said_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # The library gives the kind of event, the name of the client, and the text.
+        if not isinstance(record.args, tuple) or len(record.args) != 3 or record.args[0] != "FAIL":
+            return True
+        failure = f"{record.args[1]} {_PASSED.sub('', str(record.args[2]))}"
+        now_s = self._clock_s()
+        self._said_s = {each: at_s for each, at_s in self._said_s.items() if now_s - at_s < _SAY_AGAIN_S}
+        if failure in self._said_s:
+            return False
+        self._said_s[failure] = now_s
+        return True
+
+
+_LOGGER.addFilter(FailureFilter())
 
 
 class ApplicationError(ClientError):

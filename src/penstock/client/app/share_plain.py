@@ -20,6 +20,7 @@ from penstock.client.app.share_failures import FailureReports, Told, delay_of, t
 from penstock.client.app.share_member import ACCEPT, REJECT, RELEASE, ShareMember
 from penstock.client.app.share_settings import ShareGroup, agree
 from penstock.client.app.subscription import Subscription
+from penstock.client.app.waits import PlainWait
 from penstock.client.durations import Duration
 from penstock.client.errors import ClientError
 from penstock.protocol.share_failures import WorkerError
@@ -38,8 +39,12 @@ class SharedPolling:
     def __init__(self, declared: Subscription, resources: Resources) -> None:
         self._sub = declared
         self.figures = Figures()
-        resources.letter_topics(declared)
-        self._group = agree(declared, resources)
+        wait = PlainWait(declared, resources)
+        try:
+            resources.letter_topics(declared)
+            self._group = agree(declared, resources)
+        finally:
+            wait.end()
         self._accepts_first = declared.delivery is Delivery.AT_MOST_ONCE
         self._resources = resources
         self._joined: ShareMember | None = None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.client.app.resources import Resources
     from penstock.client.app.subscription import Subscription
 
-__all__ = ["Phase", "Stage", "WaitReporter", "unreachable"]
+__all__ = ["Phase", "PlainWait", "Stage", "WaitReporter", "unreachable"]
 
 _LOG: Final = logging.getLogger("penstock.client")
 _LOOK_S: Final = 0.25
@@ -116,6 +116,30 @@ class WaitReporter(threading.Thread):
             return f"waiting for partitions of {topics}: the coordinator of group {subscription.group} does not answer"
         waited_s = time.monotonic() - stage.since_s
         return waiting_for(subscription, found, stage, waited_s)
+
+
+class PlainWait:
+    """What a plain consumer waits for, from when it is opened until it is closed: its thread is the user's own."""
+
+    def __init__(self, subscription: Subscription, resources: Resources) -> None:
+        self.subscription = subscription
+        self.stage = Stage(Phase.CONNECTING, time.monotonic())
+        self.is_alive = True
+        self._reporter = WaitReporter([self], resources)
+        self._reporter.start()
+
+    def note_joining(self, settings: dict[str, Any], member_id: str) -> None:
+        """The user asks for messages, and the member has no partitions so far."""
+        is_new = self.stage.phase is not Phase.JOINING
+        since_s = time.monotonic() if is_new else self.stage.since_s
+        self.stage = Stage(Phase.JOINING, since_s, settings, member_id)
+
+    def note_running(self) -> None:
+        if self.stage.phase is not Phase.RUNNING:
+            self.stage = Stage(Phase.RUNNING, time.monotonic())
+
+    def end(self) -> None:
+        self._reporter.end()
 
 
 def members_of(resources: Resources, group: str, *, protocol: str) -> list[Member] | None:
