@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -28,6 +29,8 @@ logger = logging.getLogger("penstock.topics")
 CREATE_TOPICS: Final = 19
 #: Names that are being created at once because clients asked for them; who asks for more asks again.
 _AUTO_CREATED_AT_ONCE_MAX: Final = 10_000
+#: Of those that could not be created, so many are remembered with the reason.
+_FAILURES_MAX: Final = 1_000
 _PARTITIONS_PER_OPEN_FILE: Final = 20
 _CHANCE = Chance(draw=random.randrange, fresh_id=uuid4)
 
@@ -38,6 +41,11 @@ class AutoCreation:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._in_flight: set[str] = set()
+        #: Why the last attempt to create a topic failed, by its name.
+        self._failures: OrderedDict[str, str] = OrderedDict()
+
+    def failures(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: self._failures[name] for name in names if name in self._failures}
 
     def begin_by_name(self, names: Iterable[str]) -> None:
         """With the cluster's defaults."""
@@ -64,11 +72,18 @@ class AutoCreation:
             logger.info("topics not created", extra={"topics": names, "reason": str(error)})
         else:
             for result in results:
-                if result.error not in (ErrorCode.none, ErrorCode.topic_already_exists):
-                    reason = result.message or result.error.name
-                    logger.warning("topic not created", extra={"topic": result.name, "reason": reason})
+                self._note(result)
         finally:
             self._in_flight.difference_update(names)
+
+    def _note(self, result: TopicResult) -> None:
+        self._failures.pop(result.name, None)
+        if result.error not in (ErrorCode.none, ErrorCode.topic_already_exists):
+            reason = result.message or result.error.name
+            logger.warning("topic not created", extra={"topic": result.name, "reason": reason})
+            self._failures[result.name] = reason
+            if len(self._failures) > _FAILURES_MAX:
+                self._failures.popitem(last=False)
 
 
 async def create_topics_in_cluster(

@@ -144,4 +144,5 @@ async def test_what_the_older_requests_say_of_such_a_group(node: Consumers) -> N
     assert (await node.describe()).group_state == "Empty"
     gone = await node.ask(DELETE_GROUPS, 2, groups_names=("g",))
     assert gone.results[0].error_code is ErrorCode.none
-    assert (await node.describe()).error_code is ErrorCode.group_id_not_found
+    gone = await node.describe()
+    assert (gone.error_code, gone.error_message) == (ErrorCode.group_id_not_found, "Group g not found.")

@@ -1,12 +1,14 @@
 """StreamsGroupHeartbeat (key 88), v0. Joins (epoch 0), beats, and leaves (-1).
 
 Internal topics that the group's topology needs are created in the background; until they exist the reply says
-MISSING_INTERNAL_TOPICS. At level 0 of `streams.version` there is no such protocol: UNSUPPORTED_VERSION.
+MISSING_INTERNAL_TOPICS, and why they could not be created. At level 0 of `streams.version` there is no such protocol:
+UNSUPPORTED_VERSION.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -15,12 +17,15 @@ from kio.schema.streams_group_heartbeat.v0 import response as schema
 from penstock.broker.context import RequestContext
 from penstock.broker.group_requests import NO_THROTTLE, check_ids, client_host, milliseconds
 from penstock.broker.group_settings import effective_group_settings
+from penstock.broker.topic_creation import AutoCreation
 from penstock.cluster.controller.create_topics import NewTopic
+from penstock.cluster.names import is_internal, topic_name_flaw
 from penstock.groups.consumer.values import JOINING
 from penstock.groups.streams.heartbeat import heartbeat
 from penstock.groups.streams.messages import EndpointPartitions, StreamsHeartbeat, StreamsHeartbeatReply
 from penstock.groups.streams.records import pairs_of, task_ids, tasks_of, topology_of
-from penstock.groups.streams.values import Endpoint, InternalTopic, Tasks, TaskSets
+from penstock.groups.streams.topology import Status, StatusCode
+from penstock.groups.streams.values import Endpoint, InternalTopic, Tasks, TaskSets, Topology
 from penstock.protocol.errors import ApiError, ErrorCode
 
 FEATURE: Final = "streams.version"
@@ -36,6 +41,8 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         beat = _beat(ctx, request)
         check_ids(ctx, beat.member_id, beat.instance_id, beat.rack_id)
         if beat.member_epoch == JOINING:
+            if beat.topology is not None:
+                _check_names(beat.topology)
             await groups.ensure_topic()
             groups.check_room(beat.group_id)
         reply: StreamsHeartbeatReply = await groups.write(
@@ -44,8 +51,35 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     except ApiError as error:
         reply = StreamsHeartbeatReply(error=error.code, message=error.message)
     if reply.topics_to_create:
-        ctx.node.auto_creation.begin(map(_new_topic, reply.topics_to_create))
+        creation = ctx.node.auto_creation
+        creation.begin(map(_new_topic, reply.topics_to_create))
+        reply = dataclasses.replace(reply, statuses=tuple(_explained(reply, creation)))
     return _response(reply)
+
+
+def _check_names(topology: Topology) -> None:
+    """Raises ApiError, with Kafka's words."""
+    names = set(topology.required_topics)
+    names.update(sink for each in topology.subtopologies for sink in each.repartition_sink_topics)
+    if internal := sorted(filter(is_internal, names)):
+        message = (
+            f"Use of Kafka internal topics {', '.join(internal)} in a Kafka Streams topology is prohibited."
+        )
+        raise ApiError(ErrorCode.streams_invalid_topology, message)
+    if invalid := sorted(filter(topic_name_flaw, names)):
+        message = f"Topic names {', '.join(invalid)} are not valid topic names."
+        raise ApiError(ErrorCode.streams_invalid_topology, message)
+
+
+def _explained(reply: StreamsHeartbeatReply, creation: AutoCreation) -> Iterable[Status]:
+    """A member cannot know otherwise why it waits for topics that are never there."""
+    failures = creation.failures(topic.name for topic in reply.topics_to_create)
+    listed = ", ".join(f"{name} ({reason})" for name, reason in failures.items())
+    for status in reply.statuses:
+        if status.code is StatusCode.MISSING_INTERNAL_TOPICS and listed:
+            yield status._replace(detail=f"{status.detail}; Creation failed: {listed}.")
+        else:
+            yield status
 
 
 def _beat(ctx: RequestContext, request: Any) -> StreamsHeartbeat:

@@ -204,5 +204,6 @@ def described(shard: GroupShard, group_id: str) -> DescribedConsumerGroup:
     """Raises GROUP_ID_NOT_FOUND."""
     group = shard.groups.get(group_id)
     if not isinstance(group, ConsumerGroup):
-        raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} is not a consumer group.")
+        flaw = "not found" if group is None else "is not a consumer group"
+        raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} {flaw}.")
     return group.described_as_such(shard.settings.consumer_assignors[0])
