@@ -16,6 +16,7 @@ from penstock.protocol.errors import ErrorCode, MalformedFrame
 from penstock.protocol.letters import MESSAGE_BYTES_MAX, STACK_BYTES_MAX, cut
 
 __all__ = [
+    "DELAY_MS_MAX",
     "GROUPS_DELAY",
     "SHARE_FAILURES",
     "ShareFailures",
@@ -30,6 +31,8 @@ __all__ = [
 SHARE_FAILURES: Final = 30_001
 #: The record rests as long as its group's settings say.
 GROUPS_DELAY: Final = -1
+#: The moment at which a delay ends must fit into 64 bits.
+DELAY_MS_MAX: Final = 2**31 - 1
 _CLASS_BYTES_MAX: Final = 512
 _TEXTS_BYTES_MAX: Final = (_CLASS_BYTES_MAX, MESSAGE_BYTES_MAX, STACK_BYTES_MAX)
 _FAILURES_MAX: Final = 2_000
@@ -109,8 +112,8 @@ def _read_failure(frame: memoryview, position: int) -> tuple[WorkerFailure, int]
     position += _FAILURE.size
     if any(size > bytes_max for size, bytes_max in zip(sizes, _TEXTS_BYTES_MAX, strict=True)):
         raise ValueError("an error is too long")
-    if offset < 0 or delivery_count < 0 or delay_ms < GROUPS_DELAY:
-        raise ValueError("a number is negative")
+    if offset < 0 or delivery_count < 0 or not GROUPS_DELAY <= delay_ms <= DELAY_MS_MAX:
+        raise ValueError("a number is out of range")
     texts = []
     for size in sizes:
         text, position = _text(frame, position, size)

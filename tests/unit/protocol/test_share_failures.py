@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.share_failures import (
+    DELAY_MS_MAX,
     ShareFailures,
     WorkerError,
     WorkerFailure,
@@ -21,7 +22,7 @@ _failure = st.builds(
     WorkerFailure,
     st.integers(0, 2**63 - 1),
     st.integers(0, 2**15 - 1),
-    st.integers(-1, 2**31 - 1),
+    st.integers(-1, DELAY_MS_MAX),
     st.none() | st.builds(WorkerError, _text, _text, _text),
 )
 _asked = st.builds(
@@ -46,6 +47,13 @@ def test_what_is_cut_short_is_refused(asked: ShareFailures, data: st.DataObject)
 def test_any_bytes_are_read_or_refused(noise: bytes) -> None:
     with contextlib.suppress(MalformedFrame):
         read_share_failures(memoryview(noise))
+
+
+@pytest.mark.parametrize("delay_ms", [DELAY_MS_MAX + 1, 2**63 - 1, -2])
+def test_a_delay_out_of_range_is_refused(delay_ms: int) -> None:
+    asked = ShareFailures("g", UUID(int=1), 0, [WorkerFailure(1, 1, delay_ms)])
+    with pytest.raises(MalformedFrame):
+        read_share_failures(memoryview(pack_share_failures(asked)))
 
 
 def test_long_texts_are_cut() -> None:

@@ -18,6 +18,7 @@ from penstock.client.durations import DurationError, seconds
 from penstock.client.errors import ClientError, check
 from penstock.client.retrying import Deadline
 from penstock.protocol.share_failures import (
+    DELAY_MS_MAX,
     GROUPS_DELAY,
     SHARE_FAILURES,
     ShareFailures,
@@ -33,7 +34,6 @@ _LOG: Final = logging.getLogger("penstock.client")
 _AT_ONCE: Final = 50
 #: The locks of the messages run on meanwhile.
 _PATIENCE_MS: Final = 5_000
-_DELAY_MS_MAX: Final = 2**31 - 1
 
 
 class Told(NamedTuple):
@@ -47,8 +47,8 @@ def delay_of(given: Any) -> int:
         delay_ms = round(seconds(given) * 1000)
     except DurationError as flaw:
         raise ApplicationError(f"delay={given!r}: {flaw}") from None
-    if delay_ms > _DELAY_MS_MAX:
-        raise ApplicationError(f"delay={given!r} is longer than {_DELAY_MS_MAX // 86_400_000} days")
+    if delay_ms > DELAY_MS_MAX:
+        raise ApplicationError(f"delay={given!r} is longer than {DELAY_MS_MAX // 86_400_000} days")
     return delay_ms
 
 

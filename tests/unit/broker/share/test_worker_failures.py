@@ -13,6 +13,7 @@ from tests.unit.broker.share.share_client import GROUP, RELEASE, Member, publish
 from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.share_failures import (
+    DELAY_MS_MAX,
     SHARE_FAILURES,
     ShareFailures,
     WorkerError,
@@ -78,6 +79,22 @@ async def test_what_is_not_for_clients_or_too_large_ends_the_connection(node: No
         client.writer.write(frame(SHARE_FAILURES, 0, pack_share_failures(asked)))
         assert await client.is_cut_off()
     assert await kept(node) == []
+
+
+async def test_no_delay_keeps_a_record_from_being_acknowledged(node: Node) -> None:
+    """The end of a delay has to be a moment that can be kept: one that cannot would fail every ShareAcknowledge."""
+    await share_topic(node)
+    await publish(node, 2)
+    member = await Member.join(node)
+    assert (await member.fetch(wait_ms=20_000)).acquired
+    hostile = await Client.connect(node)
+    asked = ShareFailures(GROUP, member.topic_id, 0, [WorkerFailure(0, 1, delay_ms=2**63 - 1)])
+    hostile.writer.write(frame(SHARE_FAILURES, 0, pack_share_failures(asked)))
+    assert await hostile.is_cut_off()
+    longest = WorkerFailure(0, 1, delay_ms=DELAY_MS_MAX)
+    assert await tell(node, member.topic_id, longest) is ErrorCode.none
+    assert await member.acknowledge((0, 1, [RELEASE])) is ErrorCode.none
+    assert (await member.fetch(wait_ms=20_000)).acquired == [(1, 2)]
 
 
 async def test_a_partition_that_nobody_shares_or_that_is_not_there_is_refused(node: Node) -> None:
