@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.client.cluster import Cluster
+from penstock.client.topic_contracts import check_topic_contracts
 from penstock.spark.claims import Claims
 from penstock.spark.discovery import Discovery
 from penstock.spark.offsets import OffsetRange, Position, TopicPosition, begin_of, ranges
@@ -41,6 +42,8 @@ class StreamPlan:
         # Who claims tells the group by that, and nothing else may move its positions.
         self._progress = Progress(options.connection, None if is_claiming else options.group_id)
         self._claims = Claims(self._cluster, options.group_id) if is_claiming and options.group_id else None
+        #: Topics that are known to ask for no more than is promised.
+        self._allowed: set[str] = set()
         self._clock = clock
         self._wall = wall
         self._last_batch_s: float | None = None
@@ -56,8 +59,9 @@ class StreamPlan:
         self._progress.close()
 
     def starting(self) -> Position:
-        """Raises OptionError, DataLoss, ClaimError, Unavailable, Refused."""
+        """Raises OptionError, DataLoss, ClaimError, LesserContract, Unavailable, Refused."""
         found = self._discovery.position(self._options.starting, self._discovery.topics())
+        self._check_contracts(found.topics)
         return (found if self._claims is None else self._claims.starting(found)).as_initial()
 
     def aim(self) -> None:
@@ -111,12 +115,22 @@ class StreamPlan:
         return Position.of(limit(there, ends, offsets_max), available.ids)
 
     def tasks(self, start: Position, end: Position) -> list[Task]:
-        """Raises DataLoss, ClaimError, Unavailable, Refused."""
+        """Raises DataLoss, ClaimError, LesserContract, Unavailable, Refused."""
         wanted = ranges(start, end)
+        self._check_contracts(each.topic for each in wanted)
         if self._claims is None:
             return [Task(each) for each in self._split(wanted)]
         pieces = self._split(self._claims.cut(wanted))
         return [Task(*each) for each in zip(pieces, self._claims.claim(pieces), strict=True)]
+
+    def _check_contracts(self, topics: Iterable[str]) -> None:
+        """At most once: a topic may ask for more. What another source promises is for its sink to keep, or not."""
+        new = set(topics) - self._allowed
+        if self._claims is None or not new:
+            return
+        who = f"the stream of group {self._options.group_id}"
+        check_topic_contracts(self._cluster, sorted(new), self._options.contract.value, who=who)
+        self._allowed |= new
 
     def _split(self, wanted: Sequence[OffsetRange]) -> list[OffsetRange]:
         return split(

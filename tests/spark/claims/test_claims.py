@@ -13,6 +13,7 @@ from penstock.client.errors import Unavailable
 from penstock.client.positions import committed
 from penstock.client.producing import RawProducer
 from penstock.client.retrying import Deadline
+from penstock.client.topic_contracts import LesserContract
 from penstock.spark import claims as claims_module
 from penstock.spark.claims import ClaimError, Claims, skipped
 from penstock.spark.losses import DataLoss
@@ -218,6 +219,20 @@ def test_a_group_with_members_is_refused(topics, driver, unique, group):
             next_spans(plan, plan.starting())
     finally:
         consumer.close()
+
+
+def test_a_topic_that_asks_for_more_is_refused(topics, driver, unique, group):
+    """Also where a checkpoint says how far the query is, so that nobody asks where it begins."""
+    topic = topics.create(unique("payments"), **{"penstock.delivery.contract": "at-least-once"})
+    topics.count(topic, range(5))
+    words = f"the stream of group {group}: topic {topic} asks for at-least-once"
+    plan = driver(topic)
+    with pytest.raises(LesserContract, match=words):
+        plan.starting()
+    start = driver(topic, contract="at-least-once").starting()
+    with pytest.raises(LesserContract, match=words):
+        next_spans(plan, start)
+    assert claimed(topics, group) == {}
 
 
 def test_what_is_gone_and_was_claimed_is_no_loss(topics, driver, unique):
