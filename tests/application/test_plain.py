@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from tests.application.apps import committed, header, read_all
 from tests.waiting import eventually, eventually_async
 
@@ -24,6 +25,7 @@ from penstock.client import (
 )
 from penstock.client.app.letterbox import Letterbox
 from penstock.client.app.membership import Membership
+from penstock.client.app.plain import Polling
 from penstock.client.app.publishing import NotPublished
 from penstock.client.letters import dead_letter_topic, retry_topic
 from penstock.protocol import letters
@@ -269,6 +271,31 @@ def test_at_most_once_commits_before_it_hands_out(
             consumer.nack(messages[1])
     with app.consumer(topic, group=group, delivery="at-most-once") as consumer:
         assert numbers(take(consumer, 6)) == [4, 5, 6, 7, 8, 9]
+
+
+def test_at_most_once_notes_how_far_messages_are_handled(
+    app: Penstock, topic: str, group: str, bootstrap: str
+) -> None:
+    """The messages of the last poll may be in hand until the next one, also when their partition is revoked."""
+
+    def noted() -> tuple[int, str]:
+        reader = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+        (told,) = reader.committed([TopicPartition(topic, 0)], timeout=60)
+        reader.close()
+        return told.offset, told.metadata
+
+    fill(app, topic, 6)
+    with app.consumer(topic, group=group, delivery="at-most-once") as consumer:
+        first, *_ = take(consumer, 3, max=3)
+        assert noted() == (3, "penstock at-most-once done=0")
+        consumer.ack(first)
+        assert isinstance(consumer, Polling)
+        consumer.leaving([(topic, 0)])
+        assert noted() == (3, "penstock at-most-once done=0")
+        take(consumer, 3, max=3)
+        assert noted() == (6, "penstock at-most-once done=3")
+        consumer.commit()
+        assert noted() == (6, "penstock at-most-once done=6")
 
 
 def test_at_most_once_drops_what_may_have_been_committed(

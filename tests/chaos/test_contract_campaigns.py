@@ -97,13 +97,23 @@ def found(
 
 
 def test_at_most_once_may_lose_what_was_in_hand_and_nothing_else() -> None:
-    lives = (STARTED, taken(0, 1), *handled(0), KILLED, STARTED, taken(2), *handled(2), LEFT)
+    counted = (diary.UNFINISHED, TOPIC, 1, 0, 1)
+    lives = (STARTED, taken(0, 1), *handled(0), KILLED, STARTED, counted, taken(2), *handled(2), LEFT)
     assert found(AT_MOST_ONCE, 3, *lives) == {}
     assert found(AT_MOST_ONCE, 4, *lives) == {judge.LOST: 1}
     early = (STARTED, taken(0), taken(1), *handled(1), KILLED)
     assert found(AT_MOST_ONCE, 2, *early) == {judge.LOST: 1}
     assert found(AT_MOST_ONCE, 1, STARTED, taken(0), LEFT) == {judge.LOST: 1}
     assert found(AT_MOST_ONCE, 1, STARTED, taken(0), (diary.DROPPED, [0]), LEFT) == {}
+
+
+def test_at_most_once_what_may_be_lost_is_counted() -> None:
+    killed = (STARTED, taken(0, 1), *handled(0), KILLED)
+    assert found(AT_MOST_ONCE, 2, *killed, STARTED, LEFT) == {judge.UNCOUNTED: 1}
+    assert found(AT_MOST_ONCE, 2, *killed, STARTED, (diary.UNFINISHED, TOPIC, 0, 0, 1), LEFT) == {
+        judge.UNCOUNTED: 1
+    }
+    assert found(AT_MOST_ONCE, 2, *killed, STARTED, (diary.UNFINISHED, TOPIC, 1, 0, 1), LEFT) == {}
 
 
 def test_at_most_once_nothing_may_begin_twice() -> None:

@@ -289,6 +289,7 @@ def _figures(cases: list[Case]) -> dict[str, int]:
         "handled again": again,
         "begun again": begun,
         "in hand at a kill, and lost": lost,
+        "counted as perhaps lost": sum(len(case.story.counted) for case in cases),
         "dropped": dropped,
         "dead letters": sum(sum(case.letters.values()) for case in cases),
         "calm": sum(len(case.calm) for case in cases),

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STARTED, BEGUN, TAKEN, ENTERED, DONE, FAILED = "started", "begun", "taken", "entered", "done", "failed"
-COMMITTED, MARKED, DROPPED, TRAPPED, IDLE, LEFT, BROKEN = (
+COMMITTED, MARKED, DROPPED, UNFINISHED, TRAPPED, IDLE, LEFT, BROKEN = (
     "committed",
     "marked",
     "dropped",
+    "unfinished",
     "trapped",
     "idle",
     "left",

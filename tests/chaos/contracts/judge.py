@@ -21,18 +21,20 @@ from tests.chaos.contracts.jobs import (
     WITH_ROWS,
     ends_dead,
     id_of,
+    place_of,
 )
 from tests.chaos.contracts.story import Lifetime, Story
 
 LOST = "lost"
 DOUBLED = "doubled"
 LOST_MORE = "more lost than was in hand"  # at most once
+UNCOUNTED = "lost, and not counted as perhaps lost"  # at most once
 BACK = "begun before a known commit"
 AGAIN = "handled though known to be marked"
 WRONG_LETTER = "a dead letter of what did not fail"
 DISORDER = "out of the order of its key"
 IN_CALM = "lost or doubled though nothing was killed"
-ANOMALIES = (LOST, DOUBLED, LOST_MORE, BACK, AGAIN, WRONG_LETTER, DISORDER, IN_CALM)
+ANOMALIES = (LOST, DOUBLED, LOST_MORE, UNCOUNTED, BACK, AGAIN, WRONG_LETTER, DISORDER, IN_CALM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,7 @@ def judge(case: Case, findings: Findings) -> None:
     _judge_calm(case, name, findings)
     if case.contract == AT_MOST_ONCE:
         _judge_in_hand(case, name, findings)
+        _judge_counts(case, name, findings)
     if case.contract == EFFECTIVELY_ONCE:
         _judge_marks(case, name, findings)
     if case.shape == ORDERED:
@@ -161,6 +164,14 @@ def _judge_in_hand(case: Case, name: str, findings: Findings) -> None:
     for life in case.story.lives:
         if life.was_killed and len(gone := _in_hand(life, case.shape) & lost) > most:
             findings.add(LOST_MORE, f"{name}: {len(gone)} at once by {life.slot}")
+
+
+def _judge_counts(case: Case, name: str, findings: Findings) -> None:
+    """What a killed member has lost, a later one has counted."""
+    dropped = {number for life in case.story.lives for number in life.dropped}
+    for number in sorted(excuses(case) - dropped):
+        if case.is_missing(number) and place_of(number, case.topic) not in case.story.counted:
+            findings.add(UNCOUNTED, f"{name}: {number}{_fate(case, number)}")
 
 
 def _judge_calm(case: Case, name: str, findings: Findings) -> None:

@@ -14,7 +14,7 @@ from tests.chaos.contracts.jobs import (
     KILL,
     LEDGERED,
 )
-from tests.chaos.contracts.judge import DOUBLED, LOST
+from tests.chaos.contracts.judge import DOUBLED, LOST, UNCOUNTED
 from tests.chaos.contracts.points import HANDLER_WITHIN
 
 from penstock.client.app import assembly, effectively, exactly, ledgered
@@ -59,6 +59,36 @@ def refused_commit_is_ignored() -> None:
         session.letterbox.settle()
 
     AtMostOnce.process = process  # type: ignore[method-assign]
+
+
+def what_is_in_hand_is_noted_as_handled() -> None:
+    """At most once: whoever comes next cannot tell what may be lost."""
+    commit = Membership.commit
+
+    def noting(self: Any, positions: Any, *, wait: bool, done: Any = None) -> None:
+        commit(self, positions, wait=wait, done=positions)
+
+    Membership.commit = noting  # type: ignore[method-assign]
+
+
+def letters_on_their_way_are_noted_as_there() -> None:
+    """At most once."""
+    from penstock.client.app import resources
+
+    settings = assembly.producer_settings
+    settle = Letterbox.settle
+    Letterbox.settle = lambda self: None  # type: ignore[method-assign]
+    finish = AtMostOnce.finish
+
+    def finished(self: Any) -> None:
+        settle(self._session.letterbox)
+        finish(self)
+
+    AtMostOnce.finish = finished  # type: ignore[method-assign]
+    resources.producer_settings = lambda *args, **named: {  # type: ignore[attr-defined]
+        **settings(*args, **named),
+        "linger.ms": 2_000,
+    }
 
 
 def commit_before_handling() -> None:
@@ -207,6 +237,12 @@ _END, _ENDED = "before the commit of the transaction", "after the commit of the 
 MUTATIONS = {
     "commit after handling": Mutation(AT_MOST_ONCE, HANDLER_WITHIN, KILL, commit_after_handling, DOUBLED),
     "refused commit is ignored": Mutation(AT_MOST_ONCE, _TAKEN, FREEZE, refused_commit_is_ignored, DOUBLED),
+    "what is in hand is noted as handled": Mutation(
+        AT_MOST_ONCE, HANDLER_WITHIN, KILL, what_is_in_hand_is_noted_as_handled, UNCOUNTED
+    ),
+    "letters on their way are noted as there": Mutation(
+        AT_MOST_ONCE, _COMMITTED, KILL, letters_on_their_way_are_noted_as_there, UNCOUNTED, fails=True
+    ),
     "commit before handling": Mutation(AT_LEAST_ONCE, HANDLER_WITHIN, KILL, commit_before_handling, LOST),
     "letters are not awaited": Mutation(
         AT_LEAST_ONCE, _COMMITTED, KILL, letters_are_not_awaited, LOST, fails=True

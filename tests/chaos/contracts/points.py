@@ -236,6 +236,13 @@ class Arming:
             return machine
 
         consumption.assemble = armed
+        note_unfinished = consumption.note_unfinished
+
+        def noted(figures: Any, place: Any, first: int, end: int) -> None:
+            note_unfinished(figures, place, first, end)
+            self._journal.note(diary.UNFINISHED, *place, first, end)
+
+        consumption.note_unfinished = noted
 
     def _processing(self, machine: Any) -> Any:
         def wrap(process: Any) -> Any:

@@ -46,6 +46,8 @@ class Story:
         self.lives: list[Lifetime] = []
         self.committed: dict[Where, list[Known]] = defaultdict(list)
         self.begun: list[tuple[float, Where, int]] = []  # when it was asked for, and the position
+        #: At most once: places that were counted as perhaps lost.
+        self.counted: set[tuple[str, int, int]] = set()
         self.marked: dict[str, float] = {}  # ids, and when they were known to be marked first
         self.trapped: Counter[tuple[str, str]] = Counter()
         self.broken: list[str] = []
@@ -97,6 +99,9 @@ class Story:
     def _dropped(self, slot: str, at_s: float, numbers: list[int]) -> None:
         self._open[slot].dropped.update(numbers)
 
+    def _unfinished(self, slot: str, at_s: float, topic: str, partition: int, first: int, end: int) -> None:
+        self.counted |= {(topic, partition, offset) for offset in range(first, end)}
+
     def _trapped(self, slot: str, at_s: float, point: str, action: str) -> None:
         self.trapped[point, action] += 1
 
@@ -121,6 +126,7 @@ _TELLERS: dict[str, Any] = {
     diary.COMMITTED: Story._committed,
     diary.MARKED: Story._marked,
     diary.DROPPED: Story._dropped,
+    diary.UNFINISHED: Story._unfinished,
     diary.TRAPPED: Story._trapped,
     diary.IDLE: Story._idle,
     diary.LEFT: Story._left,

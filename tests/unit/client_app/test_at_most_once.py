@@ -129,6 +129,20 @@ def test_what_goes_away_before_it_is_committed_is_for_the_next_owner() -> None:
     assert membership.committed == {0: 5, 1: 8}
 
 
+def test_a_letter_is_there_before_its_message_is_noted_as_handled() -> None:
+    membership = Membership({0: 7, 1: 9}, taken=BATCH)
+
+    class Slow(Letters):
+        def settle(self) -> None:
+            membership.events.append("letters")
+
+    session = Session(Runner(membership.events), Slow(), Figures())  # type: ignore[arg-type]
+    session.membership = membership  # type: ignore[assignment]
+    AtMostOnce(session, commit_every_s=0.0, unit=3).process(BATCH)
+    batch = [raw.at for raw in BATCH]
+    assert membership.events[:5] == ["letters", "commit", batch, "letters", "commit"]
+
+
 def test_how_far_it_is_handled_is_noted_on_the_way() -> None:
     membership = Membership({0: 7, 1: 9}, taken=BATCH)
     noted: list[Any] = []

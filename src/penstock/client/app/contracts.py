@@ -237,6 +237,8 @@ class AtMostOnce:
         membership = self._session.membership
         taken = membership.taken
         done = membership.positions([*self._session.runner.pending(), *self._open, *taken])
+        # After that: a message that failed is handled only when its letter is there.
+        self._session.letterbox.settle()
         membership.commit(membership.positions(taken), wait=True, done=done)
 
     def _committed(self, batch: Sequence[Any]) -> list[Any]:
@@ -246,6 +248,7 @@ class AtMostOnce:
             kept = set(map(id, membership.taken))
             mine = [raw for raw in batch if id(raw) in kept]
             unfinished = [*self._session.runner.pending(), *mine]
+            self._session.letterbox.settle()
             is_ours = committed_first(membership, self._session.figures, len(mine), unfinished)
             # From here on the batch is committed, dropped, or left to the next owner of its partition.
             membership.taken = []

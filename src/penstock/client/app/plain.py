@@ -99,6 +99,8 @@ class Polling:
         self._committed_s = time.monotonic()
         self._is_closed = False
         self._commits_first = declared.delivery is Delivery.AT_MOST_ONCE
+        #: At most once: what the last poll returned. Whoever polls again, commits or closes has finished with it.
+        self._open: Sequence[Any] = ()
         self._wait = PlainWait(declared, resources)
         try:
             self._join(resources)
@@ -136,6 +138,7 @@ class Polling:
         if len(self._hand) >= self._sub.in_flight_max:
             raise ClientError(f"{len(self._hand)} messages have no answer: ack, nack or commit them")
         deadline_s = time.monotonic() + length_s("timeout", timeout)
+        self._open = ()
         while True:
             self._note_stage()
             self._tick()
@@ -169,8 +172,11 @@ class Polling:
             ready = ready[:count_max]
             if not self._commits_first:
                 self._hand.add(ready)
-            elif ready and not committed_first(membership, self.figures, len(ready), ready):
-                return []
+            elif ready:
+                self._letterbox.settle()
+                if not committed_first(membership, self.figures, len(ready), ready):
+                    return []
+                self._open = ready
         return ready
 
     def _message(self, raw: Any) -> Message:
@@ -241,6 +247,7 @@ class Polling:
         """What was nacked and waits here is not done. Raises CommitRefused, CommitLost, NotPublished."""
         self._check_open()
         with self._membership.held():
+            self._open = ()
             gone = self._hand.done_all()
             try:
                 self._commit(wait=True)
@@ -308,7 +315,8 @@ class Polling:
             self._letterbox.settle()
             if wait:
                 reached = self._membership.positions()
-                self._membership.commit(reached, wait=True, done=reached)
+                done = self._membership.positions(self._open)
+                self._membership.commit(reached, wait=True, done=done)
             return
         positions = self._membership.positions(self._hand.unanswered())
         try:
@@ -347,6 +355,7 @@ class Polling:
         """What was acked is committed; what was not comes again, here or elsewhere."""
         if not self._is_closed:
             self._is_closed = True
+            self._open = ()
             self._wait.end()
             with self._membership.held():
                 self._commit_if_possible(wait=True)
