@@ -152,6 +152,28 @@ def test_a_flipped_byte_costs_the_records_of_one_batch(
     assert read(bootstrap, 0, COUNT + 5) == [n for n in range(COUNT + 5) if n != bad]
 
 
+def test_damage_that_no_start_looks_for_is_refused_once_it_was_verified(fresh_broker: BrokerProcess) -> None:
+    bootstrap = fresh_broker.bootstrap_servers
+    create(bootstrap)
+    write(bootstrap, 0)
+    fresh_broker.stop()
+    path = segments(fresh_broker.data_dir)[0]
+    flip(path, last_batch_of(path))
+    fresh_broker.restart()
+    assert not any("log damaged" in line for line in fresh_broker.output), (
+        "a clean start reads no old segment"
+    )
+    folder = ("--data-dir", str(fresh_broker.data_dir), "--json")
+    (running,) = json.loads(disk("damage", "--verify", *folder))
+    fresh_broker.stop()
+    (row,) = json.loads(disk("damage", "--verify", *folder))
+    bad = row["from_offset"]
+    assert (running["state"], row["state"], row["to_offset"]) == ("not met yet", "refused", bad)
+    fresh_broker.start()
+    assert error_at(bootstrap, bad) == KafkaError.INVALID_MSG
+    assert read(bootstrap, bad + 1, COUNT) == list(range(bad + 1, COUNT))
+
+
 def test_damaged_indexes_cost_nothing(killed: BrokerProcess) -> None:
     for path in (killed.data_dir / "t-0").glob("*index"):
         if path.stat().st_size:

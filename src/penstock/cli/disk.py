@@ -23,20 +23,22 @@ Partition = Annotated[str, typer.Argument(metavar="TOPIC-PARTITION", show_defaul
 def list_damage(
     data_dir: DataDir,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read every batch, and list damage that no start has met yet.")
+        bool, typer.Option("--verify", help="Read every batch, and list what no start has met yet, too.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List what is damaged. Records there are refused to readers (CORRUPT_MESSAGE); all others are served.
 
-    A node may run meanwhile, but what it is just writing can then look damaged to --verify.
+    What --verify finds in the folder of a stopped node is noted there: from the next start on it is refused, or fetched
+    again where other replicas have it. A node may run meanwhile, but then nothing is noted, and what it is just writing
+    can look damaged.
     """
     from penstock.log import repair
     from penstock.log.checkpoints import DamagedCheckpoint
 
     try:
+        new = _verify(data_dir) if verify else []
         found = repair.list_damage(data_dir)
-        new = list(repair.verify(data_dir)) if verify else []
     except (OSError, DamagedCheckpoint) as error:
         raise Failure(str(error)) from None
     rows = [_row(item, "accepted" if item.damage.accepted else "refused") for item in found]
@@ -47,6 +49,21 @@ def list_damage(
         print_table([name.replace("_", " ") for name in rows[0]], (list(row.values()) for row in rows))
     else:
         note("no damage found" if verify else "no damage is known; --verify reads everything")
+
+
+def _verify(data_dir: Path) -> "list[Finding]":
+    """Returns what was not noted. The metadata log needs no note: each start reads all of it."""
+    from penstock.cluster.names import CLUSTER_METADATA
+    from penstock.log import repair
+    from penstock.log.store import StoreLocked
+
+    try:
+        with repair.stopped(data_dir):
+            found = list(repair.verify(data_dir))
+            metadata = [item for item in found if item.topic == CLUSTER_METADATA]
+            return [*metadata, *repair.note(data_dir, [item for item in found if item not in metadata])]
+    except StoreLocked:
+        return list(repair.verify(data_dir))
 
 
 def _row(finding: "Finding", state: str) -> dict[str, str | int]:

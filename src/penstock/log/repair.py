@@ -1,7 +1,7 @@
 """What an operator does about a damaged data folder while its node is stopped. Blocking throughout."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,8 @@ from typing import NamedTuple
 from penstock.log import damage
 from penstock.log.checkpoints import sync_directory
 from penstock.log.damage import Damage
-from penstock.log.names import LOG, parse_offset_file, parse_partition_folder, partition_folder
+from penstock.log.names import LOG, offset_file, parse_offset_file, parse_partition_folder, partition_folder
+from penstock.log.offset_files import OffsetFiles
 from penstock.log.store import lock_folder
 
 
@@ -62,23 +63,50 @@ def accept_loss(data_dir: Path, topic: str, index: int) -> list[Damage]:
 
 
 def verify(data_dir: Path) -> Iterator[Finding]:
-    """Reads every batch of every partition. Yields damage that nothing else has come across yet."""
+    """Reads every batch of every partition. Yields damage that nothing else has come across yet.
+
+    Raises DamagedCheckpoint, OSError.
+    """
+    recovery_points = OffsetFiles(data_dir).recovery_points
     for folder, topic, index in _partitions(data_dir):
         known = damage.load(folder)
-        for path in sorted(folder.glob(f"*{LOG}")):
-            parsed = parse_offset_file(path.name)
-            if parsed is not None and not parsed[2]:
-                for item in _verify_segment(path, parsed[0], known):
-                    yield Finding(topic, index, item)
+        parsed = (parse_offset_file(path.name) for path in folder.glob(f"*{LOG}"))
+        bases = sorted(item[0] for item in parsed if item is not None)
+        ends = [*bases[1:], recovery_points.get((topic, index), 0)]
+        for base_offset, end_offset in zip(bases, ends, strict=True):
+            for item in _verify_segment(folder, base_offset, end_offset, known):
+                yield Finding(topic, index, item)
 
 
-def _verify_segment(path: Path, base_offset: int, known: list[Damage]) -> Iterator[Damage]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _verify_segment(folder: Path, base_offset: int, end_offset: int, known: list[Damage]) -> Iterator[Damage]:
+    fd = os.open(folder / offset_file(base_offset, LOG), os.O_RDONLY | os.O_CLOEXEC)
     try:
-        holes = damage.holes_of(known, base_offset)
-        yield from damage.survey(fd, os.fstat(fd).st_size, base_offset=base_offset, holes=holes)
+        yield from damage.survey(
+            fd,
+            os.fstat(fd).st_size,
+            base_offset=base_offset,
+            holes=damage.holes_of(known, base_offset),
+            end_offset=end_offset,
+        )
     finally:
         os.close(fd)
+
+
+def note(data_dir: Path, found: Iterable[Finding]) -> list[Finding]:
+    """Let the next start know of damage below the recovery point, where it would not look. While the node is stopped.
+
+    What lies beyond may be a torn tail, and the start checks it itself. Returns what was not noted.
+    Raises DamagedCheckpoint, OSError.
+    """
+    recovery_points = OffsetFiles(data_dir).recovery_points
+    left: list[Finding] = []
+    for topic, index, item in found:
+        if item.end_offset <= recovery_points.get((topic, index), 0):
+            folder = data_dir / partition_folder(topic, index)
+            damage.save(folder, sorted([*damage.load(folder), item]))
+        else:
+            left.append(Finding(topic, index, item))
+    return left
 
 
 def _partitions(data_dir: Path) -> Iterator[tuple[Path, str, int]]:

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from tests.unit.log.helpers import NOW_MS, append, batch_of, fill, flush, open_log, values_in
 
-from penstock.log import boot, damage
+from penstock.log import boot, damage, repair
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.log.recovery import Crash
@@ -442,3 +442,38 @@ def test_a_folder_that_has_gone_is_missed_only_if_it_had_records(tmp_path):
     assert store.has_held("t", 0, TOPIC_ID)
     assert not store.has_held("t", 0, UUID(int=8)), "another topic of that name"
     store.close()
+
+
+def test_what_an_operator_has_verified_is_refused_from_the_next_start_on(tmp_path):
+    """Below the recovery point no start looks: an old segment, and the last batch of the log."""
+    store = LogStore.open(tmp_path, node_id=1)
+    log = store.open_or_create("t", 0, TOPIC_ID, SMALL, now_ms=NOW_MS)
+    fill(log, 30)
+    store.close()
+    old, last = log.segments[1], log.segments[-1]
+    flip(old.path, old.size - 3)
+    flip(last.path, last.size - 3)
+    lost = [old.next_base - 1, 29]
+    found = list(repair.verify(tmp_path))
+    assert [item.damage[:2] for item in found] == [(offset, offset + 1) for offset in lost]
+    assert repair.note(tmp_path, found) == []
+    assert list(repair.verify(tmp_path)) == []
+    store = LogStore.open(tmp_path, node_id=1)
+    log = store.open_or_create("t", 0, TOPIC_ID, SMALL, now_ms=NOW_MS)
+    assert served(log) == ([n for n in range(30) if n not in lost], lost)
+    assert append(log, b"next").base_offset == 30
+
+
+def test_what_the_next_start_checks_itself_is_not_noted(tmp_path):
+    """It could be a torn tail, and only the start knows how far the log was synced."""
+    store = LogStore.open(tmp_path, node_id=1)
+    log = store.open_or_create("t", 0, TOPIC_ID, SMALL, now_ms=NOW_MS)
+    fill(log, 30)
+    flush(log)
+    store.close(clean=False)
+    with log.segments[-1].path.open("ab") as file:
+        file.write(b"half a batch")
+    found = list(repair.verify(tmp_path))
+    assert len(found) == 1
+    assert repair.note(tmp_path, found) == found
+    assert repair.list_damage(tmp_path) == []
