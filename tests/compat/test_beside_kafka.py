@@ -1,6 +1,8 @@
 """The same requests to Apache Kafka and to a node of ours, where Apache Kafka can be had: the same answers."""
 
+import fnmatch
 import importlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from tests.brokers import BrokerProcess
+from tests.brokers import TEST_SETTINGS, BrokerProcess
 from tests.compat import apache_kafka
 from tests.compat.apache_kafka import ApacheKafka
 from tests.compat.raw import RawConnection, connected, schema
@@ -19,7 +21,7 @@ from penstock.broker.settings_table import NODE_SETTINGS
 
 pytestmark = apache_kafka.NEEDED
 
-TOPIC, BROKER, LOGGER, CLIENT_METRICS = 2, 4, 8, 16
+TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND = 0, 1, 2
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
 #: Not served here, see docs/differences.md: SASL, tokens, quotas, credentials; and what only nodes send.
@@ -28,20 +30,14 @@ NOT_SERVED = {17, 36, 38, 39, 40, 41, 48, 49, 50, 51} | {27, 80, 83, 84, 85, 86,
 GIVEN = {
     "advertised.listeners",
     "controller.quorum.voters",
-    "group.min.session.timeout.ms",
     "inter.broker.listener.name",
     "listeners",
-    "log.cleaner.backoff.ms",
     "log.dirs",
-    "log.retention.check.interval.ms",
-    "offsets.topic.num.partitions",
-    "offsets.topic.replication.factor",
     "share.coordinator.state.topic.min.isr",
     "share.coordinator.state.topic.replication.factor",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms",
     "transaction.state.log.min.isr",
-    "transaction.state.log.num.partitions",
     "transaction.state.log.replication.factor",
+    *TEST_SETTINGS,
 }
 
 
@@ -121,6 +117,19 @@ def test_defaults_and_dynamic_settings_that_differ_are_told(pair: Pair) -> None:
     assert {name for name in differing if f"`{name}`" not in page} == set()
     quiet = {n for n in common if theirs[n].value != mine[n].value and "Kafka" not in NODE_SETTINGS[n].doc}
     assert quiet == set(), "the text of the setting says so too"
+
+
+def test_settings_that_do_not_exist_here_are_told(pair: Pair) -> None:
+    theirs, mine = (
+        {config.name for config in answer.results[0].configs} for answer in pair.both(describe(BROKER, "1"))
+    )
+    named = re.findall(r"`([a-z*][a-z.*]+)`", PAGE.read_text())
+    untold = {name for name in theirs - mine if not any(fnmatch.fnmatch(name, told) for told in named)}
+    assert untold == set()
+    groups = [
+        {config.name for config in answer.results[0].configs} for answer in pair.both(describe(GROUP, "g"))
+    ]
+    assert {name for name in groups[0] - groups[1] if name not in named} == set()
 
 
 def alter(kind: int, name: str, *changes: tuple[str, int, str | None]) -> Any:

@@ -100,9 +100,9 @@ class Setting(NamedTuple):
     def _refuse_out_of_bounds(self, value: Value) -> None:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if self.at_least is not None and not value >= self.at_least:
-                raise self._invalid(str(value), f"must be at least {self.at_least:g}")
+                raise self._invalid(str(value), f"must be at least {self.at_least}")
             if self.at_most is not None and not value <= self.at_most:
-                raise self._invalid(str(value), f"must be at most {self.at_most:g}")
+                raise self._invalid(str(value), f"must be at most {self.at_most}")
         if self.choices is not None:
             for item in value if isinstance(value, tuple) else (value,):
                 if item not in self.choices:

@@ -130,6 +130,7 @@ def test_toml_names_nest_or_are_quoted_and_values_keep_their_meaning(tmp_path: P
             "num.partitions = 0",
             "Invalid value 0 for configuration num.partitions: must be at least 1 (file {path})",
         ),
+        ("log.cleaner.dedupe.buffer.size = 1", "must be at least 1048576 (file {path})"),
         ("num.partitions = ", "{path} is not valid TOML"),
         ("max.connections = 1\nmax.connections.per.ip = 1", "quote a name that is the beginning of another"),
         ("num.partitions = 2020-01-01", "num.partitions must be text, a number"),
