@@ -23,6 +23,7 @@ from penstock.protocol.errors import ApiError, ErrorCode, InvalidRecords
 from penstock.protocol.records import (
     CODEC_MASK,
     HEADER_BYTES,
+    RECORD_BYTES_MIN,
     BatchHeader,
     checksum,
     open_batch,
@@ -166,6 +167,11 @@ def prepare(
         return batch
     try:
         header, body = open_batch(batch, max_bytes)
+        if header.record_count * RECORD_BYTES_MIN > len(body):
+            # In another codec the same claim could pass.
+            raise ApiError(
+                ErrorCode.invalid_record, f"{len(body)} bytes cannot hold {header.record_count} records"
+            )
         if compacted:
             _refuse_keyless(header, body)
         if codec is not None:

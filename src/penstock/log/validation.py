@@ -15,14 +15,13 @@ from penstock.protocol.records import (
     HEADER_BYTES,
     LENGTH_OVERHEAD_BYTES,
     LOG_APPEND_TIME,
+    RECORD_BYTES_MIN,
     iter_batches,
 )
 
 Header = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 _CODEC_LAST: Final = max(Codec)
-#: Length, attributes, timestamp and offset deltas, lengths of key and value, number of headers: a byte each.
-_RECORD_BYTES_MIN: Final = 7
 #: How much longer each format lets its output be than its input: deflate's 1032 bytes for 8 bits, snappy's copies of 64
 #: bytes in 3, LZ4's lengths of 255 for a byte, zstd's blocks of 128 KiB in 4 bytes.
 _EXPANSION_MAX: Final = {Codec.GZIP: 1032, Codec.SNAPPY: 22, Codec.LZ4: 255, Codec.ZSTD: 32768}
@@ -70,7 +69,7 @@ def checked_header(
         raise _invalid(f"record batch of {count} records with last offset delta {delta}")
     if attributes & CODEC_MASK > _CODEC_LAST:
         raise ApiError(ErrorCode.unsupported_compression_type, "unknown compression codec")
-    if count * _RECORD_BYTES_MIN > size - HEADER_BYTES:
+    if count * RECORD_BYTES_MIN > size - HEADER_BYTES:
         _check_room_for_records(attributes, count, size, config)
     if not internal and (
         base_offset or attributes & _BROKERS_ATTRIBUTES or (producer >= 0 and (sequence < 0 or epoch < 0))
@@ -94,7 +93,7 @@ def _check_room_for_records(attributes: int, count: int, size: int, config: LogC
     codec = attributes & CODEC_MASK
     if codec:
         body_bytes = min(body_bytes * _EXPANSION_MAX[Codec(codec)], config.decoded_bytes_max)
-    if count * _RECORD_BYTES_MIN > body_bytes:
+    if count * RECORD_BYTES_MIN > body_bytes:
         raise _invalid(f"record batch of {size} bytes claims {count} records, which it cannot hold")
 
 

@@ -13,6 +13,8 @@ from penstock.protocol.varint import encode_varint, read_varint, read_varlong
 #: max timestamp, producer id, producer epoch, base sequence, record count
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES: Final = HEADER.size
+#: Length, attributes, timestamp and offset deltas, lengths of key and value, number of headers: a byte each.
+RECORD_BYTES_MIN: Final = 7
 #: What the length field does not count: base offset and itself.
 LENGTH_OVERHEAD_BYTES: Final = 12
 CRC_AT: Final = 17

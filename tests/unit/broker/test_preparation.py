@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.broker.preparation import prepare
-from penstock.protocol.compression import Codec
+from penstock.protocol.compression import Codec, compress
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.records import (
     LOG_APPEND_TIME,
@@ -12,6 +12,7 @@ from penstock.protocol.records import (
     checksum,
     decode_records,
     encode_batch,
+    open_batch,
     pack_batch,
     read_header,
 )
@@ -87,3 +88,15 @@ def test_damage_is_never_hidden_under_a_new_checksum(damaged_at: int) -> None:
     batch[damaged_at] ^= 0xFF
     prepared = prepare(memoryview(batch), compacted=True, codec=Codec.GZIP, max_bytes=BOUND)
     assert bytes(prepared) == bytes(batch), "left as it is, for the append to refuse"
+
+
+@pytest.mark.parametrize("sent", Codec)
+def test_more_records_than_a_batch_can_hold_are_not_claimed_in_another_codec(sent: Codec) -> None:
+    """Two records compressed could pass for a thousand by their header alone."""
+    header, body = open_batch(produced(KEYED[:2], sent), BOUND)
+    lying = header._replace(record_count=1000, last_offset_delta=999, attributes=int(sent))
+    batch = memoryview(pack_batch(lying, compress(sent, body)))
+    for stored in set(Codec) - {sent}:
+        with pytest.raises(ApiError, match="cannot hold 1000 records") as refused:
+            prepare(batch, compacted=False, codec=stored, max_bytes=BOUND)
+        assert refused.value.code is ErrorCode.invalid_record
