@@ -258,7 +258,7 @@ async def test_every_address_of_a_listener_has_the_same_port(tmp_path: Path) -> 
     node = new_node(tmp_path, listeners="PLAINTEXT://:0", advertised_listeners="PLAINTEXT://127.0.0.1:0")
     await node.start()
     try:
-        ports = {s.getsockname()[1] for server in node.server._servers for s in server.sockets}
+        ports = {s.getsockname()[1] for _, server in node.server._servers for s in server.sockets}
         assert ports == {node.listeners[0].port}
     finally:
         await node.stop()
