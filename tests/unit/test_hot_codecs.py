@@ -12,7 +12,13 @@ from kio.serial import entity_reader, entity_writer
 
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.fetch import PartitionData, encode_fetch_response, parse_fetch
-from penstock.protocol.produce import Endpoint, PartitionResult, encode_produce_response, parse_produce
+from penstock.protocol.produce import (
+    PARTITIONS_MAX,
+    Endpoint,
+    PartitionResult,
+    encode_produce_response,
+    parse_produce,
+)
 
 TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 MS = datetime.timedelta(milliseconds=1)
@@ -51,6 +57,24 @@ def test_produce_request_is_read_as_kio_writes_it(version: int) -> None:
     parts = [(i, r if r is None else bytes(r)) for i, r in request.topics[1][1]]
     assert request.topics[1][0] == key
     assert parts == [(0, b"abc" * 100), (1, None), (2, b"")]
+
+
+@pytest.mark.parametrize("version", [3, 9, 13])
+def test_a_produce_request_of_too_many_parts_is_refused_before_they_are_read(version: int) -> None:
+    s = schema("produce", version, "request")
+    topic = {"topic_id": TOPIC_ID} if version >= 13 else {"name": "orders"}
+    part = s.PartitionProduceData(index=0, records=None)
+
+    def request(topics: int, partitions: int) -> memoryview:
+        data = s.TopicProduceData(partition_data=(part,) * partitions, **topic)
+        return written(
+            s.ProduceRequest(transactional_id=None, acks=1, timeout=1500 * MS, topic_data=(data,) * topics)
+        )
+
+    assert len(parse_produce(request(1, PARTITIONS_MAX - 10), 0, version).topics[0][1]) == PARTITIONS_MAX - 10
+    for topics, partitions in ((1, PARTITIONS_MAX + 1), (PARTITIONS_MAX + 1, 0), (150, 200)):
+        with pytest.raises(MalformedFrame, match="topics and partitions"):
+            parse_produce(request(topics, partitions), 0, version)
 
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)

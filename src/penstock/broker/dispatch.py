@@ -68,6 +68,7 @@ class Dispatcher:
         self._hot: dict[int, HotHandler] = {}
         self._client_ids: dict[bytes, str] = {}
         self._client_id_bytes_max = node.settings.integer("penstock.id.max.bytes")
+        self._request_bytes_max = node.settings.integer("penstock.request.max.bytes")
         self._group_request_bytes_max = node.settings.integer("penstock.group.request.max.bytes")
 
     def dispatch(self, connection: Connection, frame: memoryview) -> None:
@@ -86,6 +87,10 @@ class Dispatcher:
         if not api.min_version <= version <= api.max_version:
             connection.send(self._unsupported(connection, api, version, correlation_id))
             return
+        if len(frame) > self._request_bytes_max and api_key != PRODUCE and not connection.for_nodes:
+            raise MalformedFrame(
+                f"{api.name} of {len(frame)} bytes; penstock.request.max.bytes is {self._request_bytes_max}"
+            )
         if version >= api.node_only_from and not connection.for_nodes:
             self._refuse_node_request(connection, frame, api, version, correlation_id)
             return

@@ -106,6 +106,14 @@ _NETWORK = (
     ),
     _node("socket.request.max.bytes", _INT, 100 * _MIB, "Largest request frame; a larger one is cut off.", 1),
     _node(
+        "penstock.request.max.bytes",
+        _INT,
+        5 * _MIB // 4,
+        "Largest request of a client that carries no records: one is handled in a single piece, and many small parts "
+        "take long. A larger one is cut off. Apache Kafka has no such bound.",
+        65_536,
+    ),
+    _node(
         "queued.max.request.bytes",
         _LONG,
         256 * _MIB,

@@ -11,6 +11,10 @@ from typing import Final, NamedTuple
 from penstock.protocol.bounds import read_uvarint
 from penstock.protocol.errors import MalformedFrame
 
+#: Of one request, topics and partitions together, which are handled in a single piece.
+PARTITIONS_MAX: Final = 20_000
+#: In one place; there are none that we know of.
+TAGS_MAX: Final = 1_000
 FLEXIBLE_FROM: Final = 9
 TOPIC_IDS_FROM: Final = 13
 _LOG_START_FROM: Final = 5
@@ -77,11 +81,13 @@ def _parse_legacy(frame: memoryview, position: int) -> ProduceRequest:
     (topic_count,) = _INT32.unpack_from(frame, position + 6)
     position += 10
     topics: list[Topic] = []
+    left = _left(PARTITIONS_MAX, topic_count)
     for _ in range(topic_count):
         (size,) = _INT16.unpack_from(frame, position)
         name = bytes(_take(frame, position + 2, size))
         position += 2 + size
         (partition_count,) = _INT32.unpack_from(frame, position)
+        left = _left(left, partition_count)
         position += 4
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(partition_count):
@@ -106,6 +112,7 @@ def _parse_flexible(frame: memoryview, position: int, version: int) -> ProduceRe
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, position)
     topic_count, position = read_uvarint(frame, position + 6, end)
     topics: list[Topic] = []
+    left = _left(PARTITIONS_MAX, topic_count)
     for _ in range(topic_count - 1):
         if version >= TOPIC_IDS_FROM:
             name_size = 16
@@ -114,6 +121,7 @@ def _parse_flexible(frame: memoryview, position: int, version: int) -> ProduceRe
             name_size = size - 1
         name = bytes(_take(frame, position, name_size))
         partition_count, position = read_uvarint(frame, position + name_size, end)
+        left = _left(left, partition_count)
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(partition_count - 1):
             (index,) = _INT32.unpack_from(frame, position)
@@ -129,6 +137,13 @@ def _parse_flexible(frame: memoryview, position: int, version: int) -> ProduceRe
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 
 
+def _left(allowed: int, count: int) -> int:
+    """How many more parts a request may have."""
+    if count > allowed:
+        raise MalformedFrame(f"more than {PARTITIONS_MAX} topics and partitions in one produce request")
+    return allowed - max(count, 0)
+
+
 def _take(frame: memoryview, position: int, size: int) -> memoryview:
     if size < 0 or position + size > len(frame):
         raise MalformedFrame(f"field of {size} bytes where {len(frame) - position} remain")
@@ -140,6 +155,8 @@ def skip_tags(frame: memoryview, position: int, end: int) -> int:
     if frame[position] == 0:
         return position + 1
     count, position = read_uvarint(frame, position, end)
+    if count > TAGS_MAX:
+        raise MalformedFrame(f"{count} tagged fields in one place")
     for _ in range(count):
         _, position = read_uvarint(frame, position, end)
         size, position = read_uvarint(frame, position, end)

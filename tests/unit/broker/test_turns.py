@@ -19,6 +19,7 @@ from tests.unit.broker.raw_client import (
     frame,
     produce,
     running,
+    string,
     turn_until,
     until,
 )
@@ -210,6 +211,35 @@ async def test_a_peer_that_goes_while_it_is_not_read_from_is_noticed(tmp_path: P
         # The check that the server makes every second.
         await until(lambda: not node.server.connections)
         assert not partition._fetch_waiters
+
+
+# -- requests of many parts ----------------------------------------------------------------------------------
+
+
+def _fetch_of(partitions: int) -> bytes:
+    parts = b"".join(struct.pack(">iqi", index, 0, 1) for index in range(partitions))
+    topic = struct.pack(">i", 1) + string("t") + struct.pack(">i", partitions) + parts
+    return frame(1, 4, struct.pack(">iiiib", -1, 0, 0, 1 << 20, 0) + topic)
+
+
+async def test_a_request_without_records_that_is_too_large_is_not_looked_into(tmp_path: Path) -> None:
+    both = {"listeners": "PLAINTEXT://127.0.0.1:0,NODES://127.0.0.1:0"}
+    async with running(tmp_path, penstock_request_max_bytes="65536", **both) as node:
+        await create_topic(node, "t")
+        client = await Client.connect(node)
+        await client.ask(_fetch_of(4_000))
+        client.writer.write(_fetch_of(4_200))
+        assert await client.is_cut_off()
+        assert node.metrics.malformed_frames == 1
+        # Records may be larger, and so may requests between nodes.
+        client = await Client.connect(node)
+        assert base_offset(await client.ask(produce("t", bytes(100_000))), "t") == 0
+        at = node.listeners[1]
+        reader, writer = await asyncio.open_connection(at.host, at.port)
+        writer.write(_fetch_of(4_200))
+        assert await reader.readexactly(4)
+        writer.close()
+        assert node.metrics.malformed_frames == 1
 
 
 # -- frames that arrive in pieces ---------------------------------------------------------------------------

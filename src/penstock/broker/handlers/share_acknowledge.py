@@ -28,7 +28,9 @@ def handle(
     request = parse_share_acknowledge(frame, position, ctx.version)
     shares = ctx.node.share
     try:
-        group, member = check_names(request.group, request.member)
+        group, member = check_names(
+            request.group, request.member, group_bytes_max=ctx.node.settings.integer("penstock.id.max.bytes")
+        )
         session = shares.sessions.acknowledge(group, member, request.session_epoch)
     except ApiError as error:
         ctx.node.metrics.count_error("share_acknowledge", error.code.name)

@@ -35,7 +35,9 @@ def handle(
 ) -> Reply | Slot:
     request = parse_share_fetch(frame, position, ctx.version)
     try:
-        group, member = check_names(request.group, request.member)
+        group, member = check_names(
+            request.group, request.member, group_bytes_max=ctx.node.settings.integer("penstock.id.max.bytes")
+        )
         _check_renewal(request)
         session = ctx.node.share.sessions.fetch(request, group, member, ctx.connection)
     except ApiError as error:

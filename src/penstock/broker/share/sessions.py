@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from penstock.broker.group_requests import is_longer
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.share import ShareFetchRequest
 
@@ -53,9 +54,9 @@ class ShareSession:
         return places[turn:] + places[:turn]
 
 
-def check_names(group: str | None, member: str | None) -> tuple[str, str]:
+def check_names(group: str | None, member: str | None, *, group_bytes_max: int) -> tuple[str, str]:
     """Raises ApiError."""
-    if group is None:
+    if group is None or is_longer(group, group_bytes_max):
         raise ApiError(ErrorCode.invalid_request, "Invalid group id in the request.")
     if not member or len(member) > _MEMBER_CHARACTERS_MAX:
         raise ApiError(ErrorCode.invalid_request, "Invalid member id in the request.")

@@ -247,6 +247,14 @@ async def test_names_that_cannot_be(node: Node) -> None:
     assert await member.acknowledge((0, 0, [ACCEPT]), epoch=1) is ErrorCode.invalid_request
 
 
+async def test_a_group_with_a_long_name_is_refused_and_not_kept(node: Node) -> None:
+    await share_topic(node)
+    member = await Member.join(node, group="x" * 1025)  # penstock.id.max.bytes is 1024
+    assert (await member.ask()).error_code is ErrorCode.invalid_request
+    assert await member.acknowledge(epoch=1) is ErrorCode.invalid_request
+    assert len(node.share.sessions) == 0
+
+
 # -- waiting ---------------------------------------------------------------------------------------------
 
 
