@@ -195,6 +195,20 @@ def test_a_plain_consumer_says_that_no_broker_is_there(
     eventually(lambda: all(each.name != "penstock-waits" for each in threading.enumerate()))
 
 
+def test_to_create_a_topic_without_brokers_is_reported(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait_for_brokers(*_: object) -> None:
+        eventually(
+            lambda: "create_topic('orders') waits for a broker: 127.0.0.1:1: connection" in caplog.text
+        )
+        raise ClientError("no broker")
+
+    monkeypatch.setattr("penstock.client.app.penstock.create_topics", wait_for_brokers)
+    with pytest.raises(ClientError, match="no broker"):
+        Penstock("127.0.0.1:1").create_topic("orders")
+
+
 def test_brokers_that_are_not_there_are_reported_and_hold_up_no_end(caplog: pytest.LogCaptureFixture) -> None:
     app = Penstock("127.0.0.1:1")
 

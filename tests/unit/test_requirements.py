@@ -10,7 +10,7 @@ DELIVERED = {
     *(f"P{n}" for n in range(1, 9)),
     *(f"C{n}" for n in range(1, 8)),
     *(f"D{n}" for n in range(1, 6)),
-    *(f"F{n}" for n in range(1, 6)),
+    *(f"F{n}" for n in range(1, 7)),
     *(f"S{n}" for n in range(1, 9)),
 }
 

@@ -9,8 +9,10 @@ from penstock.client.cluster import Cluster
 from penstock.client.errors import Refused, UnsupportedVersion
 from penstock.client.metadata import TopicInfo
 from penstock.client.topics import NewTopic, create_partitions, ensure_topic, topic_settings
+from penstock.protocol.letters import dead_letter_retention_ms
 
 BYTES_SETTING: Final = "max.message.bytes"
+RETENTION_SETTING: Final = "retention.ms"
 #: What a letter tells in its headers of itself.
 _HEADERS_BYTES_MAX: Final = 64 << 10
 _BYTES_LIMIT: Final = (1 << 31) - 1
@@ -24,17 +26,22 @@ def ensure_letters(cluster: Cluster, name: str, source: TopicInfo, settings: Map
     count = len(source.partitions)
     found = cluster.topics([name]).get(name)
     if found is None:
-        wide = {**settings, **_room_for(cluster, source.name)}
-        found = ensure_topic(cluster, NewTopic(name=name, partitions=count, settings=wide))
+        fitting = {**settings, **_of_source(cluster, source.name, keeps=RETENTION_SETTING in settings)}
+        found = ensure_topic(cluster, NewTopic(name=name, partitions=count, settings=fitting))
     if len(found.partitions) < count:
         found = create_partitions(cluster, name, count)
     return len(found.partitions)
 
 
-def _room_for(cluster: Cluster, source: str) -> dict[str, str]:
-    """A letter is a record of the source with more headers."""
+def _of_source(cluster: Cluster, source: str, *, keeps: bool) -> dict[str, str]:
+    """A letter is a record of the source with more headers; what keeps letters does so for longer than the source."""
     try:
-        told = topic_settings(cluster, source).get(BYTES_SETTING)
+        told = topic_settings(cluster, source)
     except (Refused, UnsupportedVersion):
-        told = None  # not everyone may look at settings
-    return {BYTES_SETTING: str(min(int(told) + _HEADERS_BYTES_MAX, _BYTES_LIMIT))} if told else {}
+        return {}  # not everyone may look at settings
+    found = {}
+    if room := told.get(BYTES_SETTING):
+        found[BYTES_SETTING] = str(min(int(room) + _HEADERS_BYTES_MAX, _BYTES_LIMIT))
+    if keeps and (kept := told.get(RETENTION_SETTING)):
+        found[RETENTION_SETTING] = str(dead_letter_retention_ms(int(kept)))
+    return found

@@ -32,11 +32,16 @@ STACK_BYTES_MAX: Final = 8 << 10
 MESSAGE_BYTES_MAX: Final = 4 << 10
 _CUT: Final = " ..."
 
-#: How long a dead-letter topic keeps what it has, where it is made for that: 30 days.
+#: How long a dead-letter topic keeps what it has at least, where it is made for that: 30 days.
 DEAD_LETTER_RETENTION_MS: Final = 30 * 24 * 60 * 60 * 1000
 
 #: By which a message is known as the same one when it is published twice.
 MESSAGE_ID: Final = "message-id"
+
+
+def dead_letter_retention_ms(source_ms: int) -> int:
+    """Letters are kept for as long as records of their source, where that is longer; -1 is for ever."""
+    return -1 if source_ms < 0 else max(source_ms, DEAD_LETTER_RETENTION_MS)
 
 
 def cut(text: str, bytes_max: int) -> str:

@@ -514,3 +514,20 @@ def test_the_list_tells_how_old_letters_are_and_how_long_they_are_kept(
     assert 29 * days < found["oldest_left"] <= 30 * days
     (line,) = [each for each in penstock("dlq", "list")[0].splitlines() if f"{orders}.dlq" in each]
     assert " 29d " in line
+
+
+@pytest.mark.parametrize(("source_days", "days"), [(7, 30), (90, 90), (None, None)])
+def test_letters_are_kept_for_longer_than_their_source(
+    answer, unique, bootstrap, source_days: int | None, days: int | None
+):
+    def in_ms(length: int | None) -> int:
+        return -1 if length is None else length * 24 * 60 * 60 * 1000
+
+    orders = unique("orders")
+    with Penstock(bootstrap) as app:
+        app.create_topic(orders, partitions=1, settings={"retention.ms": str(in_ms(source_days))})
+        with app.consumer(orders, group="g", retry=2):
+            pass
+    settings = answer("topic", "describe", f"{orders}.dlq")[0]["settings"]
+    assert settings["retention.ms"] == str(in_ms(days))
+    assert "retention.ms" not in answer("topic", "describe", f"{orders}.retry.1")[0]["settings"]

@@ -11,7 +11,7 @@ from penstock.cluster.effective import effective_topic_setting
 from penstock.cluster.names import is_internal
 from penstock.cluster.state import ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.letters import DEAD_LETTER_RETENTION_MS
+from penstock.protocol.letters import dead_letter_retention_ms
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 #: The headers of a dead letter come on top of the largest record of its source.
 _HEADERS_BYTES_MAX: Final = 64 << 10
 _MAX_BYTES: Final = "max.message.bytes"
+_RETENTION_MS: Final = "retention.ms"
 
 
 async def dead_letter_topic(node: Node, name: str, source: TopicState) -> TopicState:
@@ -41,18 +42,24 @@ async def dead_letter_topic(node: Node, name: str, source: TopicState) -> TopicS
 
 def largest_batch_bytes(node: Node, name: str) -> int:
     """What a topic takes at once."""
+    return _number(node, name, _MAX_BYTES)
+
+
+def _number(node: Node, name: str, setting: str) -> int:
+    """A setting of a topic, as it is in force."""
     own = node.image.config(ResourceType.TOPIC, name)
-    largest = effective_topic_setting(_MAX_BYTES, own, node_layers(node.settings, node.image)).value
-    assert isinstance(largest, int)
-    return largest
+    found = effective_topic_setting(setting, own, node_layers(node.settings, node.image)).value
+    assert isinstance(found, int)
+    return found
 
 
 def _new_topic(node: Node, name: str, source: TopicState) -> NewTopic:
     replicas = min(len(partition.replicas) for partition in source.partitions.values())
     largest = largest_batch_bytes(node, source.name) + _HEADERS_BYTES_MAX
+    kept_ms = dead_letter_retention_ms(_number(node, source.name, _RETENTION_MS))
     return NewTopic(
         name=name,
         partitions=len(source.partitions),
         replication_factor=min(replicas, len(node.image.brokers)),  # those that are down will be back
-        configs=((_MAX_BYTES, str(largest)), ("retention.ms", str(DEAD_LETTER_RETENTION_MS))),
+        configs=((_MAX_BYTES, str(largest)), (_RETENTION_MS, str(kept_ms))),
     )

@@ -26,7 +26,7 @@ from penstock.client.app.resources import Resources
 from penstock.client.app.settings import Acks, ApplicationError, checked, checked_acks
 from penstock.client.app.sharing import Sharing
 from penstock.client.app.subscription import Subscription, check_together, subscription
-from penstock.client.app.waits import WaitReporter
+from penstock.client.app.waits import PlainCall, PlainWait, WaitReporter
 from penstock.client.backoff import Backoff
 from penstock.client.breaker import Breaker
 from penstock.client.durations import Duration
@@ -420,6 +420,7 @@ class Penstock:
     ) -> None:
         """Returns when it can be used. Raises Refused where it is there, or cannot be."""
         cluster = self._resources.cluster()
+        wait = PlainWait(PlainCall(f"create_topic({name!r})", [name]), self._resources)
         try:
             create_topics(
                 cluster,
@@ -430,6 +431,7 @@ class Penstock:
                 ],
             )
         finally:
+            wait.end()
             cluster.close()
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:

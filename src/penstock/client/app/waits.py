@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from penstock.client.cluster import Coordinates
 from penstock.client.connection import Connection
@@ -29,9 +29,8 @@ from penstock.protocol.schemas import schema_class
 
 if TYPE_CHECKING:
     from penstock.client.app.resources import Resources
-    from penstock.client.app.subscription import Subscription
 
-__all__ = ["Phase", "PlainWait", "Stage", "WaitReporter", "unreachable"]
+__all__ = ["Phase", "PlainCall", "PlainWait", "Stage", "WaitReporter", "unreachable"]
 
 _LOG: Final = logging.getLogger("penstock.client")
 _LOOK_S: Final = 0.25
@@ -103,7 +102,7 @@ class WaitReporter(threading.Thread):
         if waiter.stage.since_s == stage.since_s and not self._ended.is_set():
             _LOG.warning("%s", sentence)
 
-    def _sentence(self, subscription: Subscription, stage: Stage) -> str:
+    def _sentence(self, subscription: Waiting, stage: Stage) -> str:
         reason = self._resources.unreachable()
         if reason is not None:
             return f"{subscription.name} waits for a broker: {reason}; trying again"
@@ -118,10 +117,31 @@ class WaitReporter(threading.Thread):
         return waiting_for(subscription, found, stage, waited_s)
 
 
-class PlainWait:
-    """What a plain consumer waits for, from when it is opened until it is closed: its thread is the user's own."""
+class Waiting(Protocol):
+    """Who waits, in the words of a report."""
 
-    def __init__(self, subscription: Subscription, resources: Resources) -> None:
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def topics(self) -> Sequence[str]: ...
+
+    @property
+    def group(self) -> str: ...
+
+
+class PlainCall(NamedTuple):
+    """A call of the user that waits for brokers."""
+
+    name: str
+    topics: Sequence[str]
+    group: str = ""
+
+
+class PlainWait:
+    """What a plain consumer or call waits for, from its beginning to its end: its thread is the user's own."""
+
+    def __init__(self, subscription: Waiting, resources: Resources) -> None:
         self.subscription = subscription
         self.stage = Stage(Phase.CONNECTING, time.monotonic())
         self.is_alive = True
@@ -168,7 +188,7 @@ def members_of(resources: Resources, group: str, *, protocol: str) -> list[Membe
         cluster.close()
 
 
-def waiting_for(subscription: Subscription, members: Sequence[Member], stage: Stage, waited_s: float) -> str:
+def waiting_for(subscription: Waiting, members: Sequence[Member], stage: Stage, waited_s: float) -> str:
     """A sentence on a member that has no partitions yet. Pure."""
     assert stage.settings is not None
     topics = ", ".join(subscription.topics)

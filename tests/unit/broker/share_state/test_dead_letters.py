@@ -48,6 +48,16 @@ async def set_group(node: Node, **values: str) -> None:
     assert result.error is ErrorCode.none, result
 
 
+async def test_letters_are_kept_for_longer_than_their_source(tmp_path: Path) -> None:
+    node = await started(tmp_path)
+    quarter = str(90 * 24 * 60 * 60 * 1000)
+    key = await prepare(node, 1, **{"retention.ms": quarter})
+    await write(node, key, (0, 0, REJECTED, 1))
+    await all_buried(node)
+    assert node.image.config(ResourceType.TOPIC, DEAD)["retention.ms"] == quarter
+    await node.stop()
+
+
 async def test_a_dead_letter_is_the_record_and_where_it_is_from(tmp_path: Path) -> None:
     node = await started(tmp_path)
     key = await prepare(node, 10)
