@@ -4,7 +4,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.unit.broker.replicas import ME, OTHER, PEER, Broker, broker_of_three, turn
+from tests.unit.broker.replicas import (
+    BROKER_EPOCH,
+    ME,
+    OTHER,
+    PEER,
+    Broker,
+    broker_of_three,
+    registration,
+    turn,
+)
 
 from penstock.protocol.errors import ErrorCode
 
@@ -63,6 +72,38 @@ async def test_only_followers_that_can_serve_are_named(broker: Broker) -> None:
     assert preferred(broker, "rack-2", 1) == PEER
     assert broker.fetch({0: 2}, rack="rack-2").fetched[0].preferred_read_replica == NOBODY, "not there yet"
     assert broker.fetch({0: 1}, rack="rack-3").fetched[0].preferred_read_replica == NOBODY, "not in sync"
+
+
+async def racks(broker: Broker, **racks: str) -> None:
+    """Where brokers are, `b1` and so on."""
+    await broker.apply(
+        *(
+            registration(int(name[1:]), BROKER_EPOCH + int(name[1:]), rack=rack)
+            for name, rack in racks.items()
+        )
+    )
+
+
+async def test_a_consumer_in_the_leaders_rack_stays_with_the_leader(broker: Broker) -> None:
+    await racks(broker, b1="north", b2="north", b3="south")
+    await broker.create()
+    broker.produce(acks=1)
+    for replica in (PEER, OTHER):
+        followed(broker, replica, 1)
+    answer = broker.fetch({0: 0}, rack="north").fetched[0]
+    assert (answer.preferred_read_replica, len(answer.records) > 0) == (NOBODY, True)
+    assert preferred(broker, "south") == OTHER
+
+
+@pytest.mark.parametrize("ahead", [PEER, OTHER])
+async def test_of_two_followers_in_a_rack_the_one_that_has_more_is_named(broker: Broker, ahead: int) -> None:
+    await racks(broker, b1="north", b2="south", b3="south")
+    await broker.create()
+    for _ in range(2):
+        broker.produce(acks=1)
+    for replica in (PEER, OTHER):
+        followed(broker, replica, 2 if replica == ahead else 1)
+    assert preferred(broker, "south") == ahead
 
 
 async def test_without_a_selector_the_leader_serves_and_followers_do_not(broker: Broker) -> None:
