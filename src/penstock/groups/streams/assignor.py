@@ -6,6 +6,7 @@ Standby tasks are for tasks that have state; no process has a task twice.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from heapq import heapify, heapreplace
 from typing import NamedTuple
 
 from penstock.groups.streams.values import Tasks, TaskSets
@@ -74,9 +75,14 @@ def _assign_active(members: Mapping[str, Candidate], tasks: list[Task]) -> dict[
             with_state = [member_id for member_id in standbys.get(task, ()) if room[member_id]]
             if with_state:
                 give(task, max(with_state, key=room.__getitem__))
+    # The member with the most room, and of those the first, without looking at all of them for each task.
+    open_to = [(-room[member_id], rank, member_id) for rank, member_id in enumerate(members)]
+    heapify(open_to)
     for task in tasks:
         if task not in owner:
-            give(task, max(members, key=room.__getitem__))
+            left, rank, member_id = open_to[0]
+            give(task, member_id)
+            heapreplace(open_to, (left + 1, rank, member_id))
     return owner
 
 

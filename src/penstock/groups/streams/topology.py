@@ -1,15 +1,18 @@
 """Whether the topics are as a topology needs them: how many tasks it has, and which internal topics are missing."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.groups.streams.values import InternalTopic, Subtopology, Topology
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ApiError, ErrorCode
 
 #: How many names a message lists.
-_NAMES_MAX = 10
+_NAMES_MAX: Final = 10
+#: Of one group. A topology of many subtopologies on a topic of many partitions would keep the node busy for minutes.
+TASKS_MAX: Final = 20_000
 
 
 class StatusCode(IntEnum):
@@ -80,6 +83,8 @@ def _configure(topology: Topology, topics: Topics) -> ConfiguredTopology:
             internal[topic.name] = topic._replace(partitions=counts[topic.name])
         for topic in subtopology.changelog_topics:
             internal[topic.name] = topic._replace(partitions=tasks)
+    if (total := sum(task_counts.values())) > TASKS_MAX:
+        raise _invalid(f"The topology has {total} tasks, but a group can have at most {TASKS_MAX}.")
     for name, topic in internal.items():
         if existing.get(name, topic.partitions) != topic.partitions:
             detail = (
@@ -96,34 +101,39 @@ def _configure(topology: Topology, topics: Topics) -> ConfiguredTopology:
 
 
 def _repartition_counts(topology: Topology, existing: Mapping[str, int]) -> dict[str, int]:
-    """As many partitions as the application says, or as the largest input of the subtopology that writes them."""
+    """As many partitions as the application says, or as the largest input of the subtopology that writes them.
+
+    In rounds: whoever has an input whose number is known by now decides for all that it writes. Each subtopology has
+    its round once, however long the chain is.
+    """
+    every = topology.subtopologies
     counts = {
         topic.name: topic.partitions
-        for subtopology in topology.subtopologies
+        for subtopology in every
         for topic in subtopology.repartition_source_topics
         if topic.partitions
     }
-    while True:
-        open_sinks = [
-            (subtopology, sink)
-            for subtopology in topology.subtopologies
-            for sink in subtopology.repartition_sink_topics
-            if sink not in counts
-        ]
-        decided = {
-            sink: count
-            for subtopology, sink in open_sinks
-            if (count := _largest_input(subtopology, counts, existing)) is not None
-        }
-        if open_sinks and not decided:
-            raise _invalid(
-                "Failed to compute number of partitions for all repartition topics. There may be loops in the "
-                "topology that cannot be resolved."
-            )
+    readers: dict[str, list[int]] = defaultdict(list)
+    for number, subtopology in enumerate(every):
+        for topic in subtopology.repartition_source_topics:
+            readers[topic.name].append(number)
+    ready = {n for n, subtopology in enumerate(every) if _largest_input(subtopology, counts, existing)}
+    done = set(ready)
+    while ready:
+        decided: dict[str, int] = {}
+        for number in sorted(ready):
+            count = _largest_input(every[number], counts, existing)
+            assert count is not None
+            decided |= {sink: count for sink in every[number].repartition_sink_topics if sink not in counts}
         counts.update(decided)
-        if not open_sinks:
-            break
-    for subtopology in topology.subtopologies:
+        ready = {number for sink in decided for number in readers.get(sink, ())} - done
+        done |= ready
+    if any(sink not in counts for subtopology in every for sink in subtopology.repartition_sink_topics):
+        raise _invalid(
+            "Failed to compute number of partitions for all repartition topics. There may be loops in the "
+            "topology that cannot be resolved."
+        )
+    for subtopology in every:
         if any(topic.name not in counts for topic in subtopology.repartition_source_topics):
             raise _invalid(
                 "Failed to compute number of partitions for all repartition topics, because a repartition source "

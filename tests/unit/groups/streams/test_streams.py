@@ -1,5 +1,7 @@
 """Streams groups (KIP-1071): tasks, topologies, epochs, and what a lost reply or a failover may not do."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,8 +9,9 @@ from tests.unit.groups.streams.world import COUNTING, GROUP, Client, FakeTopics,
 
 from penstock.groups.consumer.values import JOINING
 from penstock.groups.messages import CommitRequest, OffsetToCommit, PartitionsReply
+from penstock.groups.streams import topology as topology_module
 from penstock.groups.streams.assignor import Candidate, assign_sticky
-from penstock.groups.streams.topology import StatusCode, configure
+from penstock.groups.streams.topology import TASKS_MAX, StatusCode, configure
 from penstock.groups.streams.values import (
     NO_TASK_SETS,
     CopartitionGroup,
@@ -281,6 +284,42 @@ def test_an_internal_topic_with_other_partitions_is_named() -> None:
     status = configure(COUNTING, topics).status
     assert status is not None
     assert status.code is StatusCode.INCORRECTLY_PARTITIONED_TOPICS
+
+
+def test_a_long_chain_of_repartition_topics_costs_each_subtopology_one_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A megabyte of them, the last one first, would otherwise take minutes of the event loop."""
+    length, asked = 500, 0
+    largest_input = topology_module._largest_input
+
+    def counted(*arguments: Any) -> int | None:
+        nonlocal asked
+        asked += 1
+        return largest_input(*arguments)
+
+    monkeypatch.setattr(topology_module, "_largest_input", counted)
+    links = [
+        Subtopology(
+            f"{length - link:03d}",
+            source_topics=() if link else ("clicks",),
+            repartition_source_topics=(InternalTopic(f"r{link}"),) if link else (),
+            repartition_sink_topics=(f"r{link + 1}",) if link + 1 < length else (),
+        )
+        for link in reversed(range(length))
+    ]
+    found = configure(Topology(0, tuple(links)), FakeTopics(clicks=3))
+    assert {topic.partitions for topic in found.internal_topics.values()} == {3}
+    assert len(found.missing_topics) == length - 1
+    assert asked <= 2 * length
+
+
+def test_a_topology_with_too_many_tasks_is_refused() -> None:
+    parts = tuple(Subtopology(f"{number:03d}", source_topics=("clicks",)) for number in range(201))
+    assert sum(configure(Topology(0, parts[:200]), FakeTopics(clicks=100)).task_counts.values()) == TASKS_MAX
+    with pytest.raises(ApiError) as refused:
+        configure(Topology(0, parts), FakeTopics(clicks=100))
+    assert refused.value.code is ErrorCode.streams_invalid_topology
 
 
 def test_a_loop_of_repartition_topics_is_refused() -> None:
