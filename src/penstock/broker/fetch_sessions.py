@@ -27,6 +27,8 @@ _EPOCH_MAX: Final = 2**31 - 1
 _CLOSED: Final = -1
 #: A session idle for this long may make room for another (Apache Kafka's min.incremental.fetch.session.eviction.ms).
 _EVICTABLE_AFTER_MS: Final = 120_000
+#: Partitions in all sessions of consumers: a request may name any number, whether there are such partitions or not.
+PARTITIONS_MAX: Final = 250_000
 
 Key = tuple[bytes, int]
 
@@ -185,8 +187,12 @@ class Opened(NamedTuple):
 
 
 class FetchSessions:
-    def __init__(self, slots_max: int, new_id: Callable[[], int]) -> None:
+    def __init__(
+        self, slots_max: int, new_id: Callable[[], int], partitions_max: int = PARTITIONS_MAX
+    ) -> None:
         self._slots_max = slots_max
+        self._partitions_max = partitions_max
+        self._partitions = 0  # of consumers
         self._new_id = new_id
         self._sessions: dict[int, Session] = {}
         self.evictions = 0
@@ -205,7 +211,13 @@ class FetchSessions:
         if session.by_id != by_id:
             # The client moved between names and ids, for instance across an upgrade: it starts a new session.
             return Opened(None, {}, True, ErrorCode.fetch_session_topic_id_error)
+        before = len(session.wanted)
         session.update(request)
+        self._count(session, len(session.wanted) - before)
+        if self._partitions > self._partitions_max and len(session.wanted) > before:
+            # It begins again with all that it wants, and is served without a session.
+            self._close(session)
+            return Opened(None, {}, True, ErrorCode.fetch_session_id_not_found)
         session.epoch = 1 if session.epoch == _EPOCH_MAX else session.epoch + 1
         session.last_used_ms = now_ms
         session.overtake()
@@ -227,6 +239,7 @@ class FetchSessions:
             return Opened(None, wanted, False)
         session = Session(self._fresh_id(), request, by_id=by_id, now_ms=now_ms)
         self._sessions[session.id] = session
+        self._count(session, len(session.wanted))
         return Opened(session, session.wanted, False, epoch=session.epoch)
 
     def _replaced_by(self, request: FetchRequest) -> list[Session]:
@@ -240,17 +253,26 @@ class FetchSessions:
 
     def _close(self, session: Session) -> None:
         del self._sessions[session.id]
+        self._count(session, -len(session.wanted))
         session.close()
+
+    def _count(self, session: Session, partitions: int) -> None:
+        if not session.is_replica:
+            self._partitions += partitions
 
     def _make_room(self, request: FetchRequest, now_ms: int) -> bool:
         """Consumers make room for followers at once, and for each other when they have been idle for long."""
+        is_consumer = request.replica_id <= NO_REPLICA
+        asked = sum(len(partitions) for _, partitions in request.topics)
+        if is_consumer and self._partitions + asked > self._partitions_max:
+            return False
         if len(self._sessions) < self._slots_max:
             return True
         consumers = [session for session in self._sessions.values() if not session.is_replica]
         if not consumers:
             return False
         oldest = min(consumers, key=lambda session: session.last_used_ms)
-        if request.replica_id <= NO_REPLICA and now_ms - oldest.last_used_ms < _EVICTABLE_AFTER_MS:
+        if is_consumer and now_ms - oldest.last_used_ms < _EVICTABLE_AFTER_MS:
             return False
         self._close(oldest)
         self.evictions += 1

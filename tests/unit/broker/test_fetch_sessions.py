@@ -65,3 +65,23 @@ def test_only_followers_take_the_place_of_consumers_at_once() -> None:
     following = asked(NO_REPLICA, offset=2, session=consumer.id, epoch=1)
     assert sessions.open(following, by_id=True, now_ms=0).error is ErrorCode.none
     opened(sessions, asked(2, offset=1))
+
+
+def wide(partitions: range, *, replica: int = NO_REPLICA, session: int = 0, epoch: int = 0) -> FetchRequest:
+    topics = [(b"t", [FetchPartition(index, 1, 0, 1, 0, 1000) for index in partitions])]
+    return FetchRequest(replica, 0, 1, 1000, 0, session, epoch, topics, [], 7)
+
+
+def test_partitions_in_sessions_of_consumers_are_bounded() -> None:
+    """A client may name partitions without end; beyond the bound it is served without a session."""
+    sessions = FetchSessions(10, iter(range(1, 100)).__next__, partitions_max=10)
+    first, second = opened(sessions, wide(range(6))), opened(sessions, wide(range(4)))
+    beyond = sessions.open(wide(range(1)), by_id=True, now_ms=0)
+    assert (beyond.session, len(beyond.wanted), beyond.error) == (None, 1, ErrorCode.none)
+    grown = sessions.open(wide(range(6, 8), session=first.id, epoch=1), by_id=True, now_ms=0)
+    assert (grown.session, grown.error) == (None, ErrorCode.fetch_session_id_not_found)
+    # The others go on, and there is room again.
+    assert sessions.open(wide(range(4), session=second.id, epoch=1), by_id=True, now_ms=0).session is second
+    opened(sessions, wide(range(6)))
+    assert sessions.open(wide(range(1)), by_id=True, now_ms=0).session is None
+    opened(sessions, wide(range(100), replica=2))

@@ -21,6 +21,8 @@ FINAL_EPOCH: Final = -1
 INITIAL_EPOCH: Final = 0
 _EPOCH_MAX: Final = 2**31 - 1
 _MEMBER_CHARACTERS_MAX: Final = 36
+#: Partitions in all sessions: a request may name any number, whether there are such partitions or not.
+PLACES_MAX: Final = 250_000
 
 #: raw topic id, partition
 Place = tuple[bytes, int]
@@ -64,8 +66,12 @@ def check_names(group: str | None, member: str | None, *, group_bytes_max: int) 
 
 
 class ShareSessions:
-    def __init__(self, sessions_max: int, on_lost: Callable[[ShareSession], None]) -> None:
+    def __init__(
+        self, sessions_max: int, on_lost: Callable[[ShareSession], None], places_max: int = PLACES_MAX
+    ) -> None:
         self._sessions_max = sessions_max
+        self._places_max = places_max
+        self._places = 0
         self._on_lost = on_lost
         self._sessions: dict[tuple[str, str], ShareSession] = {}
         self._by_connection: dict[Connection, dict[tuple[str, str], ShareSession]] = {}
@@ -85,15 +91,28 @@ class ShareSessions:
             return self._found(group, member)
         if request.session_epoch != INITIAL_EPOCH:
             session = self._expected(group, member, request.session_epoch)
-            session.update(request)
+            self._update(session, request)
             session.next_epoch()
             return session
         if any(batches for _, partitions in request.topics for _, batches in partitions):
             # It is said of records that were acquired in another session, which may have lost them.
             raise ApiError(ErrorCode.invalid_request, "acknowledgements on a new session")
         session = self._open(group, member, connection)
-        session.update(request)
+        try:
+            self._update(session, request)
+        except ApiError:
+            self.close(session)
+            raise
         return session
+
+    def _update(self, session: ShareSession, request: ShareFetchRequest) -> None:
+        """Raises SHARE_SESSION_LIMIT_REACHED."""
+        asked = {(topic_id, index) for topic_id, partitions in request.topics for index, _ in partitions}
+        if self._places + len(asked - session.places.keys()) > self._places_max:
+            raise ApiError(ErrorCode.share_session_limit_reached)
+        before = len(session.places)
+        session.update(request)
+        self._places += len(session.places) - before
 
     def acknowledge(self, group: str, member: str, epoch: int) -> ShareSession:
         """Raises ApiError."""
@@ -110,6 +129,7 @@ class ShareSessions:
         if self._sessions.get(key) is not session:
             return
         del self._sessions[key]
+        self._places -= len(session.places)
         session.is_open = False
         self._by_group[session.group] -= 1
         if not self._by_group[session.group]:

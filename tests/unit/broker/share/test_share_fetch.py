@@ -255,6 +255,21 @@ async def test_a_group_with_a_long_name_is_refused_and_not_kept(node: Node) -> N
     assert len(node.share.sessions) == 0
 
 
+async def test_partitions_in_sessions_are_bounded(node: Node) -> None:
+    """A client may name partitions without end, whether they exist or not."""
+    await share_topic(node)
+    node.share.sessions._places_max = 5
+    one, two = await Member.join(node), await Member.join(node)
+    for partitions in (range(3), range(2, 5), range(5)):
+        assert (await one.ask(partitions=partitions)).error_code is ErrorCode.none
+    full = ErrorCode.share_session_limit_reached
+    assert (await one.ask(partitions=range(5, 6))).error_code is full
+    assert (await two.ask(partitions=range(1))).error_code is full
+    assert len(node.share.sessions) == 1
+    await one.leave()
+    assert (await two.ask(partitions=range(1))).error_code is ErrorCode.none
+
+
 # -- waiting ---------------------------------------------------------------------------------------------
 
 
