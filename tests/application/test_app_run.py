@@ -55,14 +55,19 @@ class Program:
 
         eventually(said, what=words)
 
-    def end(self) -> int:
-        self._process.send_signal(signal.SIGTERM)
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self._process.send_signal(number)
         return self.wait()
 
     def wait(self) -> int:
         code = self._process.wait(60)
-        self._reader.join(30)
+        self._reader.join(60)
         return code
+
+    @property
+    def is_read_on(self) -> bool:
+        """While any process that it has started may still print."""
+        return self._reader.is_alive()
 
     def kill(self) -> None:
         if self._process.poll() is None:
@@ -106,12 +111,18 @@ def test_several_applications_run_until_they_are_told_to_stop(
     assert program.end() == 0, program.lines
 
 
+@pytest.mark.parametrize("elsewhere", [[], ["--app-dir", "elsewhere"]])
 def test_it_starts_again_when_its_file_changes(
-    app: Penstock, topic: str, start: Callable[..., Program], write: Callable[[str, str], Path]
+    app: Penstock,
+    topic: str,
+    start: Callable[..., Program],
+    write: Callable[[str, str], Path],
+    elsewhere: list[str],
 ) -> None:
     path = write("bills.py", "bill")
     app.publish(topic, 1)
-    program = start("bills.py", "--reload")
+    (path.parent / "elsewhere").mkdir()
+    program = start("bills.py", "--reload", *elsewhere)
     program.says("bill has 1")
     path.write_text("def broken(:\n")
     program.says("bills.py has changed: restarting")
@@ -120,6 +131,23 @@ def test_it_starts_again_when_its_file_changes(
     write("bills.py", "charge")
     program.says("charge has 1")
     assert program.end() == 0, program.lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_it_ends_with_what_starts_it_again(
+    app: Penstock,
+    topic: str,
+    start: Callable[..., Program],
+    write: Callable[[str, str], Path],
+    number: signal.Signals,
+) -> None:
+    """A terminal that is closed takes the process that watches files, and must not leave the application behind."""
+    write("bills.py", "bill")
+    app.publish(topic, 1)
+    program = start("bills:app", "--reload")
+    program.says("bill has 1")
+    program.end(number)
+    assert not program.is_read_on, "the application still has its output open"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from typing import Annotated, Any
 import typer
 
 import penstock
+from penstock.cli import lifeline
 from penstock.cli.failure import FAILED, WRONG_USAGE, Failure
 from penstock.cli.output import note
 
@@ -48,7 +50,10 @@ def run(
         ),
     ],
     reload: Annotated[
-        bool, typer.Option("--reload", help="Restart gracefully when a .py file below --app-dir changes.")
+        bool,
+        typer.Option(
+            "--reload", help="Restart gracefully when a .py file below --app-dir, or beside file.py, changes."
+        ),
     ] = False,
     app_dir: Annotated[
         Path, typer.Option("--app-dir", help="Where modules are looked for first.", metavar="DIR")
@@ -56,6 +61,7 @@ def run(
     log_level: Annotated[
         str, typer.Option("--log-level", help=f"{', '.join(_LEVELS)}.", metavar="LEVEL")
     ] = "info",
+    stop_with_stdin: Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)] = False,
 ) -> None:
     """Run applications until SIGTERM or Ctrl-C: what is in hand is finished and committed."""
     if log_level.lower() not in _LEVELS:
@@ -63,10 +69,13 @@ def run(
     if not app_dir.is_dir():
         raise Failure(f"--app-dir {app_dir} is no folder", exit_code=WRONG_USAGE)
     if reload:
-        raise typer.Exit(_reloading([*targets, "--app-dir", str(app_dir), "--log-level", log_level], app_dir))
+        words = [*targets, "--app-dir", str(app_dir), "--log-level", log_level]
+        raise typer.Exit(_reloading(words, _watched(targets, app_dir)))
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
+    if stop_with_stdin:
+        lifeline.stop_with_stdin()
     sys.path.insert(0, str(app_dir.resolve()))
     _run_all([load(target) for target in targets])
 
@@ -220,25 +229,34 @@ def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
 # Restarting them
 
 
-def _reloading(words: Sequence[str], folder: Path) -> int:
+def _watched(targets: Sequence[str], app_dir: Path) -> list[Path]:
+    """The folder of modules, and those of files that lie elsewhere."""
+    files = [
+        Path(place) for place in (target.partition(":")[0] for target in targets) if place.endswith(".py")
+    ]
+    inside = app_dir.resolve()
+    return [app_dir, *{file.parent for file in files if not file.resolve().is_relative_to(inside)}]
+
+
+def _reloading(words: Sequence[str], folders: Sequence[Path]) -> int:
     """Until a signal. One that has ended by itself, for example by a mistake in its file, waits for a change."""
     stop = threading.Event()
     with _stopped_by_signals(stop.set):
         while True:
-            before = _files(folder)
-            # A session of its own: Ctrl-C of the terminal comes here, and goes on from here.
-            child = subprocess.Popen(
-                [sys.executable, "-m", "penstock", "app", "run", *words], start_new_session=True
-            )
-            changed = _await_change(folder, before, child, stop)
-            code = _end(child)
+            before = _files(folders)
+            # A session of its own: Ctrl-C of the terminal comes here, and goes on from here. The pipe ends it with this
+            # process, whatever ends that: a terminal that is closed would leave it running.
+            command = [sys.executable, "-m", "penstock", "app", "run", *words, "--stop-with-stdin"]
+            with subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE) as child:
+                changed = _await_change(folders, before, child, stop)
+                code = _end(child)
             if changed is None:
                 return max(code, 0)
             note(f"{changed} has changed: restarting")
 
 
 def _await_change(
-    folder: Path, before: dict[Path, float], child: subprocess.Popen[bytes], stop: threading.Event
+    folders: Sequence[Path], before: dict[Path, float], child: subprocess.Popen[bytes], stop: threading.Event
 ) -> Path | None:
     """The file that has changed; None when it is time to end."""
     has_ended = False
@@ -246,15 +264,15 @@ def _await_change(
         if not has_ended and child.poll() is not None:
             has_ended = True
             note(f"the application has ended with code {child.returncode}: waiting for a change")
-        now = _files(folder)
+        now = _files(folders)
         if now != before:
             return min(path for path in {*now, *before} if now.get(path) != before.get(path))
     return None
 
 
-def _files(folder: Path) -> dict[Path, float]:
+def _files(watched: Sequence[Path]) -> dict[Path, float]:
     found: dict[Path, float] = {}
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in chain.from_iterable(os.walk(folder) for folder in watched):
         folders[:] = [name for name in folders if name not in _NOT_WATCHED]
         for name in names:
             if name.endswith(".py"):
