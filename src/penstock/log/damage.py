@@ -121,13 +121,22 @@ def survey(
 
 
 def next_batch(
-    fd: int, position: int, end: int, *, base_offset: int, expected: int
+    fd: int, position: int, end: int, *, base_offset: int, expected: int, next_base: int | None = None
 ) -> tuple[int, BatchHeader] | None:
-    """The first whole batch after a bad place whose offset may follow `expected`. Blocking.
+    """The first whole batch after a bad place whose offsets lie from `expected` on, and before `next_base`. Blocking.
 
-    Headers that look sound are followed by their lengths first. Only where they lead nowhere are the bytes searched,
-    since the payload of a record could hold bytes that look like a batch.
+    The checksum does not cover the offset: one that does not fit what follows it is damage as well. Headers that look
+    sound are followed by their lengths first. Only where they lead nowhere are the bytes searched, since the payload of
+    a record could hold bytes that look like a batch.
     """
+
+    def fitting_at(place: int) -> BatchHeader | None:
+        header = batch_at(fd, place, end, base_offset, expected)
+        if header is None or (next_base is not None and header.last_offset >= next_base):
+            return None
+        after = batch_at(fd, place + header.size, end, base_offset, expected)
+        return header if after is None or after.base_offset > header.last_offset else None
+
     following = position
     while (header := _header_at(fd, following, end)) is not None:
         if not _is_plausible(header, following, end, base_offset, expected):
@@ -135,11 +144,11 @@ def next_batch(
         following += header.size
         if following == end:
             return None
-        found = batch_at(fd, following, end, base_offset, expected)
+        found = fitting_at(following)
         if found is not None:
             return following, found
     for candidate in _candidates(fd, position + 1, end, base_offset, expected):
-        found = batch_at(fd, candidate, end, base_offset, expected)
+        found = fitting_at(candidate)
         if found is not None:
             return candidate, found
     return None

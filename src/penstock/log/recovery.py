@@ -410,7 +410,12 @@ class _Recovery:
                 if position >= file_bytes:
                     return expected, True
                 found = damage.next_batch(
-                    file.fd, position, file_bytes, base_offset=segment.base_offset, expected=expected
+                    file.fd,
+                    position,
+                    file_bytes,
+                    base_offset=segment.base_offset,
+                    expected=expected,
+                    next_base=segment.next_base,
                 )
                 has_more = found is not None or any(item.size for item in self.segments.items[slot + 1 :])
                 if not self._is_damage(expected, has_more):

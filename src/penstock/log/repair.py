@@ -101,7 +101,7 @@ def note(data_dir: Path, found: Iterable[Finding]) -> list[Finding]:
     recovery_points = OffsetFiles(data_dir).recovery_points
     left: list[Finding] = []
     for topic, index, item in found:
-        if item.end_offset <= recovery_points.get((topic, index), 0):
+        if item.start_offset < item.end_offset <= recovery_points.get((topic, index), 0):
             folder = data_dir / partition_folder(topic, index)
             damage.save(folder, sorted([*damage.load(folder), item]))
         else:

@@ -135,6 +135,26 @@ def test_several_damaged_places_are_told_apart(tmp_path):
     assert served(reopened)[1] == [2, 3, 5, 11, 29]
 
 
+@pytest.mark.parametrize("slot", [1, -1], ids=["closed", "open"])
+def test_an_offset_that_has_changed_right_after_a_damaged_batch_is_damage_too(tmp_path, slot):
+    """No checksum covers it, and a higher one would call all that follows a torn tail."""
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 30)
+    while log.end_offset - log.segments[-1].base_offset < 4:
+        fill(log, 1)
+    flush(log)
+    end, segment = log.end_offset, log.segments[slot]
+    size = log.segments[0].size // log.segments[1].base_offset
+    log.abandon()
+    flip(segment.path, size + 70)
+    flip(segment.path, 2 * size + 6)
+    before = sizes(tmp_path / "t-0")
+    reopened = open_log(tmp_path / "t-0", SMALL, crash=Crash(durable_offset=end, same_boot=True))
+    lost = [segment.base_offset + 1, segment.base_offset + 2]
+    assert served(reopened) == ([n for n in range(end) if n not in lost], lost)
+    assert sizes(tmp_path / "t-0") == before
+
+
 def test_it_is_said_loudly_and_only_once(tmp_path, caplog):
     log = open_log(tmp_path / "t-0")
     fill(log, 10)
