@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
+import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -53,6 +55,9 @@ class Server:
         self.dispatch = Dispatcher(node, self).dispatch
         self._connections_max = self._connections_per_host_max = 0
         self._connections_by_host: dict[str, int] = {}
+        #: Host names with limits of their own, and whether a thread looks for their addresses.
+        self._limited_names: dict[str, int] = {}
+        self._is_resolving = False
         #: The shortest time between two connections of clients, and when the next one is due.
         self._connection_interval = self._next_connection = 0.0
         node.dynamic.watch(_CONNECTION_LIMITS, self._limit_connections)
@@ -82,9 +87,38 @@ class Server:
         self._connections_per_host_max = dynamic.integer("max.connections.per.ip")
         overrides = parse_connection_overrides(str(dynamic["max.connections.per.ip.overrides"]))
         self._connections_by_host = {
-            address: count for host, count in overrides.items() for address in _addresses(host)
+            address: count for host, count in overrides.items() if (address := _as_address(host)) is not None
         }
+        self._limited_names = {host: count for host, count in overrides.items() if _as_address(host) is None}
+        if self._limited_names and not self._is_resolving:
+            self._resolve_names()
         self._connection_interval = 1 / dynamic.integer("max.connection.creation.rate")
+
+    def _resolve_names(self) -> None:
+        """Beside the event loop, and not waited for at the end: a name server may take minutes for each name."""
+        self._is_resolving = True
+        arguments = (self._limited_names, asyncio.get_running_loop())
+        threading.Thread(
+            target=self._resolve, args=arguments, name="penstock-host-names", daemon=True
+        ).start()
+
+    def _resolve(self, names: dict[str, int], loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            for host, count in names.items():
+                if names is not self._limited_names:
+                    break
+                loop.call_soon_threadsafe(self._resolved, names, _addresses(host), count)
+            loop.call_soon_threadsafe(self._all_resolved, names)
+
+    def _resolved(self, names: dict[str, int], addresses: set[str], count: int) -> None:
+        if names is self._limited_names:
+            # A limit that was given for the address itself counts before that of its name.
+            self._connections_by_host = dict.fromkeys(addresses, count) | self._connections_by_host
+
+    def _all_resolved(self, names: dict[str, int]) -> None:
+        self._is_resolving = False
+        if names is not self._limited_names and self._limited_names:
+            self._resolve_names()
 
     async def bind(self, listener: Listener) -> int:
         """Returns the bound port; nobody is let in before `serve` or `serve_nodes`. Raises OSError."""
@@ -340,11 +374,19 @@ def _hosts(host: str) -> Any:
     return [host.encode()] if host.isascii() else host
 
 
+def _as_address(host: str) -> str | None:
+    """As connections name it, or None for a host name."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return None
+
+
 def _addresses(host: str) -> set[str]:
-    """Of a host name; an address stands for itself."""
+    """Of a host name. Blocks."""
     try:
         return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no resolver could be asked for such a name
         logger.warning(
             "no address for a host in max.connections.per.ip.overrides",
             extra={"host": host, "reason": str(error)},

@@ -14,6 +14,7 @@ INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_G
 
 #: A name, a dash, a partition number and a suffix have to fit in a file name of 255 bytes.
 TOPIC_NAME_LENGTH_MAX: Final = 249
+_NODE_ID_DIGITS_MAX: Final = 10
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
@@ -43,3 +44,9 @@ def topic_name_flaw(name: str) -> str | None:
 def collision_key(name: str) -> str:
     """Names with the same key cannot live side by side: metrics print '.' and '_' alike."""
     return name.replace(".", "_")
+
+
+def parse_node_id(text: str) -> int | None:
+    """The id by which a resource names a broker; None for what is not a number of 32 bits."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _NODE_ID_DIGITS_MAX
+    return int(text) if is_number else None

@@ -1,7 +1,9 @@
 """Broker settings changed while the node runs: what they do at once, how they are shown, and what is refused."""
 
 import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.broker.configuring import alter, described
@@ -120,7 +122,64 @@ async def test_an_address_may_have_a_limit_of_its_own(tmp_path: Path, host: str)
             code, message = await alter(client, HERE, {"max.connections.per.ip.overrides": wrong})
             assert (code, "is not HOST:COUNT" in (message or "")) == (ErrorCode.invalid_request, True)
         assert await alter(client, HERE, {"max.connections.per.ip.overrides": f"{host}:1, 10.0.0.1:7"}) == OK
+        await until(lambda: "127.0.0.1" in node.server._connections_by_host)
         assert await (await Client.connect(node)).is_cut_off()
+        await client.close()
+
+
+@pytest.mark.parametrize("name", ["a" * 70, "no\0name", "\udc80x", "."])
+async def test_a_host_name_that_no_resolver_takes_hurts_nobody(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended the process, on every node, and again at every start."""
+    text = name.encode(errors="surrogateescape").decode(errors="replace")
+    async with running(tmp_path) as node:
+        client = await WireClient.connect(node)
+        await alter(client, EVERYWHERE, {"max.connections.per.ip.overrides": f"{text}:1,127.0.0.1:9"})
+        await until(lambda: "no address for a host" in caplog.text)
+        assert node.server._connections_by_host == {"127.0.0.1": 9}
+        assert await answers(node)
+        await client.close()
+    async with running(tmp_path) as node:
+        assert await answers(node)
+
+
+async def test_a_name_server_that_does_not_answer_holds_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_answer, asked = threading.Event(), []
+
+    def slow(host: str, port: object) -> list[Any]:
+        asked.append(host)
+        may_answer.wait()
+        return [(0, 0, 0, "", ("10.0.0.9", 0))]
+
+    monkeypatch.setattr("penstock.broker.server.socket.getaddrinfo", slow)
+    setting = "max.connections.per.ip.overrides"
+    async with running(tmp_path) as node:
+        client = await WireClient.connect(node)
+        for number in range(3):
+            assert await alter(client, HERE, {setting: f"first-{number}:1,second-{number}:2"}) == OK
+            await until(lambda: bool(asked))
+        assert await answers(node)
+        assert asked == ["first-0"], "one thread, however often the setting changes"
+        may_answer.set()
+        await until(lambda: len(asked) == 3 and not node.server._is_resolving)
+        assert asked == ["first-0", "first-2", "second-2"], "names that do not count any more are left out"
+        assert node.server._connections_by_host == {"10.0.0.9": 1}
+        await client.close()
+
+
+async def test_a_broker_is_named_by_a_number_that_could_be_its_id(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        client = await WireClient.connect(node)
+        for kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
+            for name in ("9" * 5000, "9" * 11, "\N{ARABIC-INDIC DIGIT ONE}", "-1", "x"):
+                code, message = await alter(client, (kind, name), {"root": "INFO"})
+                assert (code, message) == (
+                    ErrorCode.invalid_request,
+                    f"Node id must be an integer, but it is: {name}",
+                )
         await client.close()
 
 

@@ -24,6 +24,7 @@ from penstock.cluster.controller.alter_configs import (
     ConfigChange,
     incremental_alter_configs,
 )
+from penstock.cluster.names import parse_node_id
 from penstock.cluster.state import ConfigResource, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
 
@@ -46,9 +47,9 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 def _alter_loggers(ctx: RequestContext, resource: Any, validate_only: bool) -> AlterConfigsResourceResponse:
     name, error = resource.resource_name, None
     try:
-        if not name.isdecimal():
+        if (node_id := parse_node_id(name)) is None:
             raise ApiError(ErrorCode.invalid_request, f"Node id must be an integer, but it is: {name}")
-        if int(name) != ctx.node.node_id:
+        if node_id != ctx.node.node_id:
             message = f"Unexpected node id. Expected {ctx.node.node_id}, but received {name}"
             raise ApiError(ErrorCode.invalid_request, message)
         changes = (ConfigChange(c.name, c.config_operation, c.value) for c in resource.configs)

@@ -16,7 +16,7 @@ from penstock.cluster.effective import Layer, effective_topic_setting, validate_
 from penstock.cluster.group_settings import GROUP_SETTINGS, validate_group_settings
 from penstock.cluster.guarantees import FLUSH, MIN_ISR
 from penstock.cluster.image import ClusterImage
-from penstock.cluster.names import topic_name_flaw
+from penstock.cluster.names import parse_node_id, topic_name_flaw
 from penstock.cluster.records import ConfigRecord
 from penstock.cluster.state import ConfigResource, ResourceType
 from penstock.cluster.topic_settings import TOPIC_SETTINGS
@@ -316,9 +316,9 @@ def _refuse_unknown_topic(image: ClusterImage, name: str) -> None:
 def _refuse_unknown_broker(image: ClusterImage, name: str) -> None:
     if not name:
         return
-    if not name.isdecimal():
+    if (broker_id := parse_node_id(name)) is None:
         raise ApiError(ErrorCode.invalid_request, f"Node id must be an integer, but it is: {name}")
-    if int(name) not in image.brokers:
+    if broker_id not in image.brokers:
         raise ApiError(
             ErrorCode.invalid_request,
             f"Unexpected broker id, expected one of {sorted(image.brokers)}, but received {name}",
