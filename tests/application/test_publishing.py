@@ -120,11 +120,13 @@ def test_acks_are_chosen_for_a_call_and_for_a_topic(penstock: EmbeddedBroker) ->
     for topic in ("quick", "sure"):
         penstock.create_topic(topic, partitions=1)
     penstock.faults.fail("produce", "not_enough_replicas", when=lambda request: request.body.acks == -1)
-    settings = {"message.timeout.ms": 1_000}
-    with Penstock(penstock.bootstrap_servers, settings=settings, acks={"quick": 1}) as app:
+    with Penstock(penstock.bootstrap_servers, acks={"quick": 1}) as app:
         assert app.publish("quick", b"0").offset == 0
         assert app.publish("quick", b"1", acks=0) == Published("quick", 0, -1)
-        assert app.publish_soon("quick", b"2", acks=1).result(30).offset == 2
+        assert app.publish_soon("quick", b"2", acks=1).result(60).offset == 2
+    # What is refused is sent again until its time is up.
+    impatient = {"message.timeout.ms": 1_000}
+    with Penstock(penstock.bootstrap_servers, settings=impatient, acks={"quick": 1}) as app:
         for topic, acks in (("quick", "all"), ("sure", None)):
             with pytest.raises(NotPublished):
                 app.publish(topic, b"none", acks=acks)

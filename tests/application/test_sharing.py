@@ -137,7 +137,7 @@ def test_the_group_delays_counts_and_buries_what_fails(
     moments: list[float] = []
 
     @app.subscribe(
-        topic, group=group, share=True, retry=Backoff(base="300ms", cap="1s", attempts=3), lock="5s"
+        topic, group=group, share=True, retry=Backoff(base="300ms", cap="1s", attempts=3), lock="60s"
     )
     def work(job: Job, message: Message) -> None:
         tried.setdefault(job.id, []).append(message.attempt)
@@ -237,8 +237,9 @@ def test_a_job_that_waited_for_longer_than_its_lock_is_given_back_untried(
     with running(app, until=lambda: len(tried) == 6):
         pass
     assert figures.overdue > 0
-    untried = [attempts for attempts in tried.values() if attempts == [2]]
-    assert len(untried) == figures.overdue, "and nobody was at work on them meanwhile"
+    # Some more than once, where the machine is slow, and the one that was late may be among those that came again.
+    given_back = sum(attempts[0] - 1 for attempts in tried.values())
+    assert 0 < given_back <= figures.overdue, "and nobody was at work on them meanwhile"
 
 
 def test_a_handler_that_outlives_its_lock_is_told_of(
@@ -257,8 +258,8 @@ def test_a_handler_that_outlives_its_lock_is_told_of(
     figures = app.figures()[work.__qualname__]
     with running(app, until=lambda: figures.handled == 2):
         pass
-    assert attempts == [1, 2]
-    assert figures.late == 1
+    assert attempts[:2] == [1, 2]
+    assert figures.late >= 1, "the second time, too, where the machine is slow"
     assert "answers were not kept" in caplog.text
 
 
