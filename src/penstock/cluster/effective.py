@@ -74,12 +74,15 @@ def effective_setting(
         value = setting.parse(text)
         mine = Synonym(setting.name, setting.text(value), own)
         return Effective(setting, value, own, (mine, *(synonym for synonym, _ in behind)))
-    if not behind:
-        return Effective(setting, setting.default, ConfigSource.DEFAULT, ())
-    strongest, factor = behind[0]
-    assert strongest.text is not None
-    value = _in_unit(setting.parse(strongest.text), factor)
-    return Effective(setting, value, strongest.source, tuple(synonym for synonym, _ in behind))
+    for rank, (strongest, factor) in enumerate(behind):
+        assert strongest.text is not None
+        try:
+            value = _in_unit(setting.parse(strongest.text), factor)
+        except InvalidSetting:
+            # Nodes once took values that no topic can have: one that was stored then counts for nothing.
+            continue
+        return Effective(setting, value, strongest.source, tuple(synonym for synonym, _ in behind[rank:]))
+    return Effective(setting, setting.default, ConfigSource.DEFAULT, ())
 
 
 def effective_topic_setting(
@@ -99,6 +102,14 @@ def validate_topic_settings(overrides: Mapping[str, str], node: Iterable[Layer] 
         except InvalidSetting as error:
             raise ApiError(ErrorCode.invalid_config, str(error)) from None
     _refuse_contradictions(overrides, tuple(node))
+
+
+def validate_topic_defaults(values: Mapping[str, str]) -> None:
+    """Of settings of nodes, those that topics fall back on. Raises InvalidSetting."""
+    for name, synonyms in NODE_SYNONYMS.items():
+        for synonym in synonyms:
+            if (text := values.get(synonym.name)) is not None:
+                TOPIC_SETTINGS[name].parse(text)
 
 
 def _refuse_contradictions(overrides: Mapping[str, str], node: tuple[Layer, ...]) -> None:

@@ -12,7 +12,9 @@ from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.node import Node
 from penstock.broker.settings_table import NODE_SETTINGS
+from penstock.cluster.decision import Decision
 from penstock.cluster.effective import ConfigSource
+from penstock.cluster.records import ConfigRecord
 from penstock.cluster.state import ResourceType
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import Record, encode_batch
@@ -207,6 +209,31 @@ async def test_defaults_of_topics_reach_their_logs(tmp_path: Path) -> None:
         assert await alter(client, HERE, {"log.retention.ms": "6000"}) == OK
         assert (plain.config.retention_ms, own.config.retention_ms) == (6000, 7000)
         await client.close()
+
+
+async def test_a_default_that_no_topic_can_have_is_refused_and_counts_for_nothing_where_it_is_stored(
+    tmp_path: Path,
+) -> None:
+    """Taken as a default for all topics, it kept a node from following the metadata any further."""
+    level = {"compression.gzip.level": "0"}
+    async with running(tmp_path) as node:
+        await create_topic(node, "before")
+        client = await WireClient.connect(node)
+        for resource in (HERE, EVERYWHERE):
+            code, message = await alter(client, resource, dict(level))
+            assert code is ErrorCode.invalid_request
+            assert "must be -1 or from 1 to 9" in (message or "")
+        stored = ConfigRecord(
+            resource_type=ResourceType.BROKER, resource_name="", name="compression.gzip.level", value="0"
+        )
+        await node.metadata.propose(lambda _: Decision((stored,), None))
+        await create_topic(node, "after")
+        shown = await described(client, (ResourceType.TOPIC, "before"), "compression.gzip.level")
+        found = shown["compression.gzip.level"]
+        assert (found.value, found.config_source) == ("-1", ConfigSource.DEFAULT)
+        await client.close()
+    async with running(tmp_path) as node:
+        assert node.partitions.find("after", 0).is_leader
 
 
 def write(node: Node, topic: str, *, producer_id: int = -1) -> None:

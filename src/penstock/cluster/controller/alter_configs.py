@@ -12,7 +12,12 @@ from penstock.cluster.controller.leadership import all_partitions
 from penstock.cluster.controller.partition_change import Changes
 from penstock.cluster.controller.rules import ControllerRules
 from penstock.cluster.decision import Decision
-from penstock.cluster.effective import Layer, effective_topic_setting, validate_topic_settings
+from penstock.cluster.effective import (
+    Layer,
+    effective_topic_setting,
+    validate_topic_defaults,
+    validate_topic_settings,
+)
 from penstock.cluster.group_settings import GROUP_SETTINGS, validate_group_settings
 from penstock.cluster.guarantees import FLUSH, MIN_ISR
 from penstock.cluster.image import ClusterImage
@@ -240,6 +245,7 @@ class _BrokerResource(_Resource):
                 raise ApiError(ErrorCode.invalid_request, f"Unknown broker config name: {name}")
             try:
                 self.settings[name].parse(text)
+                validate_topic_defaults({name: text})
             except InvalidSetting as error:
                 raise ApiError(ErrorCode.invalid_request, str(error)) from None
 
