@@ -161,6 +161,24 @@ def test_the_snippet_of_the_readme(servers: str, tmp_path: Path, start: Start) -
     service.stop()
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"""(?:group|group_id)=["']([^"']+)|["']group.id["']: ["']([^"']+)""",
+        r"""(?:subscribe|subscriber)\(\s*\[?["']([^"']+)|["']subscribe["'], ["']([^"']+)|source=["']([^"']+)""",
+    ],
+    ids=["groups", "topics"],
+)
+def test_no_two_examples_have_a_group_or_a_topic_in_common(pattern: str) -> None:
+    """Run after each other on one broker, none reads what another has left. Steps of a migration go on as one group."""
+    found: dict[str, set[str]] = {}
+    for path in EXAMPLES.glob("*.py"):
+        for names in re.findall(pattern, path.read_text()):
+            found.setdefault("".join(names), set()).add(path.name)
+    assert len(found) > 10
+    assert {name: sorted(users) for name, users in found.items() if len(users) > 1} == {}
+
+
 # Migrating, step by step: every step goes on where the one before has stopped
 
 
