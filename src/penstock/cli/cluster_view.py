@@ -47,7 +47,9 @@ class PartitionView(NamedTuple):
 
     @property
     def is_under_min_isr(self) -> bool:
-        return len(self.in_sync) < min(self.isr_min, len(self.settled))
+        """As its leader sees it: replicas that are being added are not asked for yet, those to be removed still are."""
+        newcomers = 0 if self.moving is None else len(self.moving.adding)
+        return len(self.in_sync) < min(self.isr_min, len(self.replicas) - newcomers)
 
     @property
     def is_led_by_other(self) -> bool:

@@ -59,6 +59,13 @@ def test_only_what_is_down_is_an_error() -> None:
     assert ERROR not in levels(view(quorum=None, tells_quorum=False))
 
 
+def test_acks_all_is_refused_while_a_partition_moves_when_its_leader_refuses_it() -> None:
+    growing = partition(isr_min=3, in_sync=(1, 2), moving=Moving((1, 2, 3), adding=(3,), removing=()))
+    assert ERROR not in levels(view(growing)), "the third replica is being filled"
+    shrinking = partition(in_sync=(1,), moving=Moving((1,), adding=(), removing=(2, 3)))
+    assert ERROR in levels(view(shrinking)), "two of three are asked for until it has shrunk"
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
