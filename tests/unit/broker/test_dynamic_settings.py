@@ -97,6 +97,37 @@ async def test_limits_of_connections_count_for_the_next_one(tmp_path: Path) -> N
         await client.close()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max.connections": "0"},
+        {"max.connections": "-0"},
+        {"max.connections.per.ip": "0"},
+        {"max.connections.per.ip": "00", "max.connections.per.ip.overrides": " , "},
+        {"log.retention.ms": "0"},
+        {"log.retention.minutes": "0"},
+        {"log.retention.hours": "0"},
+        {"group.consumer.assignment.interval.ms": "99999999"},
+    ],
+)
+async def test_nobody_can_be_locked_out_by_a_setting(tmp_path: Path, changes: dict[str, str | None]) -> None:
+    """Or lose all records at once. Nobody could connect to undo it, not even after a restart."""
+    async with running(tmp_path) as node:
+        client = await WireClient.connect(node)
+        for resource in (HERE, EVERYWHERE):
+            assert (await alter(client, resource, changes))[0] is ErrorCode.invalid_request
+        assert node.image.configs == {}
+        kept: dict[str, str | None] = {
+            "max.connections.per.ip": "0",
+            "max.connections.per.ip.overrides": "127.0.0.1:9",
+        }
+        assert await alter(client, HERE, kept) == OK
+        removed: dict[str, str | None] = {"max.connections.per.ip.overrides": None}
+        assert (await alter(client, HERE, removed))[0] is ErrorCode.invalid_request
+        assert await answers(node)
+        await client.close()
+
+
 async def answers(node: Node) -> bool:
     client = await WireClient.connect(node)
     found = await described(client, HERE, "node.id")

@@ -18,7 +18,12 @@ from penstock.cluster.effective import (
     validate_topic_defaults,
     validate_topic_settings,
 )
-from penstock.cluster.group_settings import GROUP_SETTINGS, validate_group_settings
+from penstock.cluster.group_settings import (
+    GROUP_BOUNDS,
+    GROUP_SETTINGS,
+    validate_group_settings,
+    within_bounds,
+)
 from penstock.cluster.guarantees import FLUSH, MIN_ISR
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.names import parse_node_id, topic_name_flaw
@@ -64,6 +69,9 @@ class ConfigRules:
 
 
 _EVERY_BROKER: Final = ConfigResource(ResourceType.BROKER, "")
+_PER_IP: Final = "max.connections.per.ip"
+_PER_IP_OVERRIDES: Final = "max.connections.per.ip.overrides"
+_RETENTION: Final = frozenset({"log.retention.ms", "log.retention.minutes", "log.retention.hours"})
 
 Values = dict[str, str]
 Merge = Callable[["_Resource", tuple[ConfigChange, ...]], Values]
@@ -248,6 +256,31 @@ class _BrokerResource(_Resource):
                 validate_topic_defaults({name: text})
             except InvalidSetting as error:
                 raise ApiError(ErrorCode.invalid_request, str(error)) from None
+            _refuse_lockout(name, text, values)
+            self._refuse_beyond_bounds(name, text)
+
+    def _refuse_beyond_bounds(self, name: str, text: str) -> None:
+        """A default of groups must be one that a group could have of its own."""
+        of_group = name.removeprefix("group.")
+        if name != of_group and of_group in GROUP_BOUNDS:
+            value = self.settings[name].parse(text)
+            if (held := within_bounds(of_group, value, self.rules.node)) != value:
+                message = f"{name} must be within the bounds that brokers have for {of_group} ({held})"
+                raise ApiError(ErrorCode.invalid_request, message)
+
+
+def _refuse_lockout(name: str, text: str, values: Mapping[str, str]) -> None:
+    """As Apache Kafka does for one broker; cluster-wide, nobody could undo it or read anything any more."""
+    if text.strip().lstrip("+-").strip("0"):
+        return  # any other number than 0
+    if name == _PER_IP and not values.get(_PER_IP_OVERRIDES, "").strip(", "):
+        message = f"{_PER_IP} can be set to zero only if {_PER_IP_OVERRIDES} property is set."
+        raise ApiError(ErrorCode.invalid_request, message)
+    if name == "max.connections":
+        raise ApiError(ErrorCode.invalid_request, "Invalid max.connections 0: nobody could connect any more")
+    if name in _RETENTION:
+        message = f"{name} must be unlimited (-1) or, greater than or equal to 1"
+        raise ApiError(ErrorCode.invalid_request, message)
 
 
 class _ClientMetricsResource(_Resource):
