@@ -15,11 +15,11 @@ from penstock.log import damage, snapshots
 from penstock.log import epochs as epoch_files
 from penstock.log.aborted import AbortedIndex
 from penstock.log.checkpoints import DamagedCheckpoint, sync_directory, write_synced
-from penstock.log.config import LogConfig
+from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.damage import Damage
 from penstock.log.epochs import EpochCache
 from penstock.log.files import FilePool
-from penstock.log.index import DamagedIndex
+from penstock.log.index import DamagedIndex, OffsetIndex, TimeIndex
 from penstock.log.leftovers import existing_files, finish_interrupted_work
 from penstock.log.lookup import (
     aborted_index,
@@ -408,6 +408,7 @@ class _Recovery:
             while True:
                 expected, position = self._index(file.fd, segment, position, file_bytes, expected)
                 if position >= file_bytes:
+                    self._note_cut_short(segment, expected)
                     return expected, True
                 found = damage.next_batch(
                     file.fd,
@@ -425,6 +426,21 @@ class _Recovery:
             self._files.unpin(file)
         self._cut(slot, position, file_bytes, expected, keep=has_more)
         return expected, False
+
+    def _note_cut_short(self, segment: Segment, expected: int) -> None:
+        """A closed segment that ends between two batches, and before what its own indexes tell of, has lost its end."""
+        following = segment.next_base
+        if following is None or expected >= following or not self._is_damage(expected, has_more=True):
+            return
+        if damage.at_offset(self.damages, expected) is None and _indexed_end(segment) > expected:
+            self._add(Damage(expected, following), segment)
+
+    def _add(self, item: Damage, segment: Segment) -> None:
+        self._found.append(item)
+        _logger.critical(
+            "log damaged: acknowledged records cannot be read",
+            extra={"file": str(segment.path), "damage": str(item)},
+        )
 
     def _index(self, fd: int, segment: Segment, position: int, end: int, expected: int) -> tuple[int, int]:
         """Up to the first batch that does not hold. Returns the offset and the position there."""
@@ -473,10 +489,9 @@ class _Recovery:
         following = damage.batch_at(fd, next_position, end, segment.base_offset, expected)
         if following is None:
             return True
-        return (
-            following.base_offset > header.last_offset
-            and not self._last_epoch <= following.leader_epoch < header.leader_epoch
-        )
+        # One that goes on where the last one ended has the right offset, whatever the next one says.
+        fits = not skips or following.base_offset > header.last_offset
+        return fits and not self._last_epoch <= following.leader_epoch < header.leader_epoch
 
     def _is_damage(self, expected: int, has_more: bool) -> bool:
         """A crash leaves nothing bad below what was synced. Beyond that, a process that is killed can leave only its
@@ -498,13 +513,8 @@ class _Recovery:
             end_position, end_offset = file_bytes, max(expected, self._crash.durable_offset)
             if segment.next_base is not None:
                 end_offset = max(expected, segment.next_base)
-        item = Damage(expected, end_offset, segment.base_offset, position, end_position)
-        self._found.append(item)
+        self._add(Damage(expected, end_offset, segment.base_offset, position, end_position), segment)
         segment.holes = tuple(sorted([*segment.holes, Hole(position, end_position, expected, end_offset)]))
-        _logger.critical(
-            "log damaged: acknowledged records cannot be read",
-            extra={"file": str(segment.path), "damage": str(item)},
-        )
         return end_position, end_offset
 
     def _cut(self, slot: int, position: int, file_bytes: int, end_offset: int, *, keep: bool) -> None:
@@ -532,6 +542,18 @@ class _Recovery:
             os.link(item.path, item.path.with_name(item.path.name + suffix))
         sync_directory(self._directory)
         return f"*{suffix}"
+
+
+def _indexed_end(segment: Segment) -> int:
+    """The offset after the last one that the index files of a closed segment name; its base where they name none."""
+    index_path, time_path = segment.index_files
+    try:
+        offsets = OffsetIndex.decode(index_path.read_bytes(), INT32_MAX).offsets
+        times = TimeIndex.decode(time_path.read_bytes())
+    except (FileNotFoundError, DamagedIndex):
+        return segment.base_offset
+    last_time = times.last_entry()[1] if len(times) else -1
+    return segment.base_offset + max([last_time, *offsets[-1:]]) + 1
 
 
 def _make_durable(segments: list[Segment]) -> None:

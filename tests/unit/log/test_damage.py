@@ -135,6 +135,19 @@ def test_several_damaged_places_are_told_apart(tmp_path):
     assert served(reopened)[1] == [2, 3, 5, 11, 29]
 
 
+@pytest.mark.parametrize("durable_offset", [0, 2])
+def test_an_offset_that_has_become_lower_does_not_discredit_the_batch_before_it(tmp_path, durable_offset):
+    log = open_log(tmp_path / "t-0")
+    fill(log, 2)
+    flush(log)
+    log.abandon()
+    with log.segments[0].path.open("r+b") as file:
+        file.seek(log.segments[0].size // 2 + 7)
+        file.write(b"\0")
+    reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=durable_offset))
+    assert served(reopened) == ([0], [1] if durable_offset else [])
+
+
 @pytest.mark.parametrize("slot", [1, -1], ids=["closed", "open"])
 def test_an_offset_that_has_changed_right_after_a_damaged_batch_is_damage_too(tmp_path, slot):
     """No checksum covers it, and a higher one would call all that follows a torn tail."""
@@ -218,6 +231,22 @@ def test_a_segment_that_has_gone_from_between_others_is_refused(tmp_path, clean,
     assert [record.levelname for record in caplog.records] == ["CRITICAL"], "it is said once"
     damage.save(tmp_path / "t-0", [item._replace(accepted=True) for item in damage.load(tmp_path / "t-0")])
     assert len(values_in(open_log(tmp_path / "t-0", SMALL, **options))) == 30 - len(lost)
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_a_closed_segment_that_was_cut_between_batches_is_damaged(tmp_path, kept):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 30)
+    flush(log)
+    log.abandon()
+    cut, size = log.segments[1], log.segments[0].size // log.segments[1].base_offset
+    os.truncate(cut.path, kept * size)
+    lost = [*range(cut.base_offset + kept, cut.next_base)]
+    for _ in range(2):
+        reopened = open_log(tmp_path / "t-0", SMALL, crash=Crash(durable_offset=30))
+        assert served(reopened) == ([n for n in range(30) if n not in lost], lost)
+        reopened.abandon()
+    assert append(open_log(tmp_path / "t-0", SMALL), b"next").base_offset == 30
 
 
 def test_segments_that_have_gone_from_the_beginning_are_refused(tmp_path):
