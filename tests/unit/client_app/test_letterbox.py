@@ -1,5 +1,6 @@
 """Letters that were not published are not forgotten by asking for them once."""
 
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -39,6 +40,38 @@ def test_letters_that_are_there_are_settled() -> None:
     letters = box(None, None)
     letters.settle()
     letters.settle()
+
+
+def test_two_threads_that_settle_at_once_leave_no_later_letter_out() -> None:
+    """The second one must not take a letter that came meanwhile for one of those it has waited for."""
+    first, later = Future[Published](), Future[Published]()
+    posted, awaited = [first, later], list[Future[Published]]()
+    first_waits, later_is_sent = threading.Event(), threading.Event()
+
+    def await_published(future: Future[Published], timeout_s: float) -> Published:
+        awaited.append(future)
+        first_waits.set()
+        if threading.current_thread().name == "second" and future is first:
+            later_is_sent.wait(60)
+        return future.result(60)
+
+    failing: Any = None
+    letters = Letterbox(
+        failing, lambda letter: posted.pop(0), FIGURES, waits=False, await_published=await_published
+    )
+    letters.send(LETTER)
+    threads = [threading.Thread(target=letters.settle, name=name) for name in ("first", "second")]
+    threads[0].start()
+    assert first_waits.wait(60)
+    threads[1].start()
+    first.set_result(Published("orders.retry.1", 0, 1))
+    threads[0].join()
+    letters.send(LETTER)
+    later_is_sent.set()
+    later.set_result(Published("orders.retry.1", 0, 2))
+    threads[1].join()
+    letters.settle()
+    assert awaited == [first, later]
 
 
 def test_at_most_once_drops_a_letter_that_cannot_be_published_and_counts_it() -> None:

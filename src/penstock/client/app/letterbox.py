@@ -47,6 +47,8 @@ class Letterbox:
         self._gives_up = gives_up
         self._await_published = await_published
         self._lock = threading.Lock()
+        #: A rebalance may settle letters in one thread while another does: each is awaited by one of them.
+        self._settling = threading.Lock()
         self._on_their_way: list[tuple[Letter, Future[Published]]] = []
 
     def failed(self, raw: Any, error: Exception) -> Letter:
@@ -80,12 +82,13 @@ class Letterbox:
 
     def settle(self) -> None:
         """All are there. Raises NotPublished, and does so again until another box is used."""
-        with self._lock:
-            waiting = list(self._on_their_way)
-        for letter, future in waiting:
-            self._await(letter, future)
-        with self._lock:
-            del self._on_their_way[: len(waiting)]
+        with self._settling:
+            with self._lock:
+                waiting = list(self._on_their_way)
+            for letter, future in waiting:
+                self._await(letter, future)
+            with self._lock:
+                del self._on_their_way[: len(waiting)]
 
     def _await(self, letter: Letter, future: Future[Published]) -> None:
         try:
