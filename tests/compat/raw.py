@@ -43,7 +43,7 @@ class RawConnection:
         """The response to what was sent before."""
         reply = self.receive_frame()
         assert reply, "the broker closed the connection"
-        return _response(request, reply)
+        return response(request, reply)
 
     def _receive(self, count: int) -> bytes:
         received = b""
@@ -89,7 +89,8 @@ def _header(request: Any) -> bytes:
     return _written(type(request).__header_schema__(**fields))
 
 
-def _response(request: Any, reply: bytes) -> Any:
+def response(request: Any, reply: bytes) -> Any:
+    """kio's response of the same version."""
     module = importlib.import_module(type(request).__module__.replace(".request", ".response"))
     cls = getattr(module, type(request).__name__.replace("Request", "Response"))
     header, size = entity_reader(cls.__header_schema__)(reply, 0)

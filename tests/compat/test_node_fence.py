@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from kio.index import load_request_schema
 from kio.schema.add_raft_voter.v1 import request as add_voter
 from kio.schema.alter_partition.v3 import request as alter
 from kio.schema.begin_quorum_epoch.v1 import request as begins
@@ -30,9 +31,11 @@ from kio.schema.write_share_group_state.v1 import request as share_state
 from kio.schema.write_txn_markers.v2 import request as markers
 from tests.brokers import BrokerProcess, external_bootstrap
 from tests.clusters import ClusterProcesses
-from tests.compat.raw import connected, framed
+from tests.compat.raw import connected, framed, response
+from tests.fuzz.messages import Requests
 from tests.waiting import eventually
 
+from penstock.broker.apis import APIS
 from penstock.broker.listeners import parse_address
 from penstock.cli.cluster_requests import Quorum, brokers, cluster_id, quorum
 
@@ -214,7 +217,21 @@ def refuse_all_attacks(address: tuple[str, int]) -> None:
     for attack in attacks:
         answer = call(address, attack)
         assert set(error_codes(answer)) == {REFUSED}, (attack, answer)
+    refuse_every_node_request(address)
     assert_unchanged(address, before)
+
+
+def refuse_every_node_request(address: tuple[str, int]) -> None:
+    """Whatever it says: an answer that says only that, or a closed connection where there is no place for it."""
+    for api in APIS.values():
+        first = max(api.min_version, api.node_only_from)
+        for version in {first, api.max_version} if first <= api.max_version else ():
+            request = Requests(version)._entity(load_request_schema(api.key, version))
+            with connected(address) as connection:
+                connection.send(framed(request))
+                reply = connection.receive_frame()
+            codes = set(error_codes(response(request, reply))) if reply else set()
+            assert codes <= {REFUSED}, (api.name, version, codes)
 
 
 def assert_unchanged(address: tuple[str, int], before: Quorum) -> None:
