@@ -409,6 +409,28 @@ def test_a_partition_that_is_moved_away_while_it_is_measured_is_not_an_error(
     assert not caplog.records
 
 
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), OSError(9, "Bad file descriptor")])
+def test_a_partition_that_is_moved_away_while_it_is_read_is_not_an_error(
+    log: Log,
+    cleaner: Cleaner,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    error: OSError,
+) -> None:
+    dirty(log)
+
+    def lose(*args: object) -> object:
+        log.abandon()
+        raise error
+
+    monkeypatch.setattr(log, "replace_segments", lose)
+    report = clean(log, cleaner)
+    assert report is not None
+    assert report.error == "the log was closed"
+    assert cleaner.uncleanable == {}
+    assert [record for record in caplog.records if record.levelno > logging.INFO or record.exc_info] == []
+
+
 def test_two_threads_clean_two_logs_at_once(tmp_path: Path, cleaner: Cleaner) -> None:
     logs = {}
     for index in range(2):
