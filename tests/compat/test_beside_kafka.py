@@ -285,3 +285,78 @@ def test_replicas_stay_in_their_folder(pair: Pair) -> None:
         one = schemas.AlterReplicaLogDirTopic(name=topic, partitions=(0,))
         folder = schemas.AlterReplicaLogDir(path=path, topics=(one,))
         pair.ask(schemas.AlterReplicaLogDirsRequest(dirs=(folder,)))
+
+
+def _internal(name: str, partitions: int = 0) -> dict[str, Any]:
+    return {"name": name, "partitions": partitions, "replication_factor": 1, "topic_configs": ()}
+
+
+@pytest.mark.parametrize(
+    "subtopology",
+    [
+        {"source_topics": ("no way!",)},
+        {"source_topics": ("__consumer_offsets",)},
+        {"repartition_sink_topics": ("no way!",)},
+        {"state_changelog_topics": ("no way!",)},
+        {"state_changelog_topics": ("__transaction_state",)},
+        {"state_changelog_topics": (("counts", 3),)},
+        {"source_topic_regex": ("a.*",)},
+        {"source_topics": ()},
+        {"repartition_source_topics": ("never-written",)},
+        {"source_topics": (), "repartition_source_topics": ("loop",), "repartition_sink_topics": ("loop",)},
+    ],
+    ids=str,
+)
+def test_topologies_of_streams_groups_are_refused_in_the_same_words(
+    pair: Pair, subtopology: dict[str, Any]
+) -> None:
+    if not pair.ours.call(about("words", creates=False)).topics[0].partitions:
+        create(pair, "words")
+    schemas = messages("streams_group_heartbeat", 0)
+    fields: dict[str, Any] = {
+        "subtopology_id": "0",
+        "source_topics": ("words",),
+        "source_topic_regex": (),
+        "state_changelog_topics": (),
+        "repartition_sink_topics": (),
+        "repartition_source_topics": (),
+        "copartition_groups": (),
+        **subtopology,
+    }
+    for name in ("state_changelog_topics", "repartition_source_topics"):
+        given = (each if isinstance(each, tuple) else (each,) for each in fields[name])
+        fields[name] = tuple(schemas.TopicInfo(**_internal(*each)) for each in given)
+    joining = schemas.StreamsGroupHeartbeatRequest(
+        group_id=f"streams-{time.time_ns()}",
+        member_id="one",
+        member_epoch=0,
+        endpoint_information_epoch=0,
+        rebalance_timeout=timedelta(minutes=5),
+        topology=schemas.Topology(epoch=0, subtopologies=(schemas.Subtopology(**fields),)),
+        active_tasks=(),
+        standby_tasks=(),
+        warmup_tasks=(),
+        process_id="one",
+        user_endpoint=None,
+        client_tags=(),
+        task_offsets=None,
+        task_end_offsets=None,
+        shutdown_application=False,
+    )
+
+    def refusal(answer: Any) -> tuple[Any, str]:
+        return answer.error_code, answer.error_message
+
+    coordinator = messages("find_coordinator", 4).FindCoordinatorRequest(
+        key_type=0, coordinator_keys=(joining.group_id,)
+    )
+
+    def coordinated() -> bool:
+        """The topic of coordinators is created for whoever asks first."""
+        found = pair.both(coordinator)
+        return all(answer.coordinators[0].error_code.value == 0 for answer in found) and all(
+            refusal(answer)[0].value not in (14, 15, 16) for answer in pair.both(joining)
+        )
+
+    eventually(coordinated)
+    assert pair.ask(joining, refusal)[0].value != 0
