@@ -15,7 +15,13 @@ from tests.brokers import BrokerProcess
 from tests.waiting import eventually
 
 from penstock.client import ClientError, Penstock
+from penstock.client.app.consumption import Consumption
+from penstock.client.app.membership import Membership
+from penstock.client.app.plain import Polling
+from penstock.client.app.publishing import NotPublished
 from penstock.client.app.resources import Resources
+from penstock.client.app.waits import Phase
+from penstock.client.stores import StoreUnavailable
 
 
 class Halt(BaseException):
@@ -124,7 +130,13 @@ def _shared_again(bootstrap: str, topic: str, group: str) -> list[int]:
 MEMBER = """
 import sys
 from penstock.client import ClientError, Penstock
+from penstock.client.app.consumption import Consumption
+from penstock.client.app.membership import Membership
+from penstock.client.app.plain import Polling
+from penstock.client.app.publishing import NotPublished
 from penstock.client.app.resources import Resources
+from penstock.client.app.waits import Phase
+from penstock.client.stores import StoreUnavailable
 
 app = Penstock(sys.argv[1], name="first", settings={"session.timeout.ms": 4000, "heartbeat.interval.ms": 500})
 
@@ -178,6 +190,56 @@ def test_a_plain_consumer_says_what_it_waits_for(
         )
     assert f"waiting for partitions of {topic}: member first-" in caplog.text
     assert "of group loop-killed has not been heard from; at most" in caplog.text
+
+
+def test_who_has_been_given_partitions_waits_for_none(
+    app: Penstock, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the first message, which may come in the same moment, keeps its handler busy for long."""
+    waits: list[Any] = []
+    phases: list[Phase] = []
+    assign = Membership._on_assign
+
+    def assigned(self: Membership, *arguments: Any) -> None:
+        assign(self, *arguments)
+        phases.append(waits[0].stage.phase)
+
+    monkeypatch.setattr(Membership, "_on_assign", assigned)
+
+    @app.subscribe(topic, group=group)
+    def handle(value: int) -> None: ...
+
+    joining = Consumption(app.subscriptions[0], app._resources)
+    waits[:] = [joining]
+    joining.start()
+    eventually(lambda: phases, what="partitions")
+    joining.stop()
+    assert joining.join(30)
+    assert phases[0] is Phase.RUNNING
+    phases.clear()
+    with app.consumer(topic, group=f"{group}-loop") as consumer:
+        assert isinstance(consumer, Polling)
+        waits[:] = [consumer._wait]
+        eventually(lambda: consumer.poll(timeout="100ms") or phases, what="partitions")
+    assert phases[0] is Phase.RUNNING
+
+
+def test_a_store_that_is_down_is_not_taken_for_brokers_that_do_not_answer(
+    app: Penstock, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def store_is_down(*_: Any) -> None:
+        raise StoreUnavailable("the database cannot be reached")
+
+    monkeypatch.setattr("penstock.client.app.consumption.assemble", store_is_down)
+
+    @app.subscribe(topic, group=group)
+    def handle(value: int) -> None: ...
+
+    waiting = Consumption(app.subscriptions[0], app._resources)
+    waiting.start()
+    eventually(lambda: waiting.stage.phase is Phase.RESTING, what="a rest, about which nothing is said")
+    waiting.stop()
+    assert waiting.join(30)
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -269,6 +331,41 @@ def test_a_handler_that_publishes_does_not_hold_up_the_end_when_brokers_are_gone
         assert committed(fresh_broker.bootstrap_servers, "billing", "orders")[0] == 0
 
 
+def test_a_handler_that_fills_the_queue_does_not_hold_up_the_end_when_brokers_are_gone(
+    fresh_broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Penstock(fresh_broker.bootstrap_servers, settings={**QUICK, "queue.buffering.max.messages": 5})
+    app.create_topic("orders", partitions=1)
+    app.create_topic("invoices", partitions=1)
+    publishing = threading.Event()
+
+    @app.subscribe("orders", group="billing")
+    def bill(value: int) -> None:
+        fresh_broker.kill()
+        publishing.set()
+        for number in range(20):
+            app.publish_soon("invoices", number)
+
+    app.publish("orders", 1)
+    app.start()
+    assert publishing.wait(30)
+    app.close()
+    fresh_broker.start()
+    assert committed(fresh_broker.bootstrap_servers, "billing", "orders")[0] == 0
+
+
+async def test_a_full_queue_does_not_hold_up_coroutines_either() -> None:
+    app = Penstock("127.0.0.1:1", settings={"queue.buffering.max.messages": 1})
+    app.publish_soon("orders", b"fills the queue")
+    publishing = asyncio.create_task(app.apublish("orders", b"waits for room"))
+    await asyncio.sleep(0)
+    app._resources.ending.set()
+    with pytest.raises(NotPublished, match="the application ends") as failed:
+        await publishing
+    assert not failed.value.may_be_there
+    app.close()
+
+
 def test_what_is_finished_after_a_stop_is_named(
     app: Penstock, topic: str, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -297,7 +394,13 @@ def test_what_is_finished_after_a_stop_is_named(
 PAGER = """
 import sys, time
 from penstock.client import ClientError, Penstock
+from penstock.client.app.consumption import Consumption
+from penstock.client.app.membership import Membership
+from penstock.client.app.plain import Polling
+from penstock.client.app.publishing import NotPublished
 from penstock.client.app.resources import Resources
+from penstock.client.app.waits import Phase
+from penstock.client.stores import StoreUnavailable
 
 app = Penstock(sys.argv[1], settings={"session.timeout.ms": 2000, "heartbeat.interval.ms": 200})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any, Final
@@ -128,6 +128,7 @@ class Consumption:
                 self.error = error
                 _LOG.error("%s raised %r, which ends the application", self.subscription.name, error)
                 return
+            self.stage = Stage(Phase.RESTING, time.monotonic())
             self._stopping.wait(_RESTS.delay_ms(attempt, self._chance) / 1000)
 
     def _work(self) -> bool:
@@ -139,7 +140,7 @@ class Consumption:
             machine.settings,
             machine.topics,
             start=self.subscription.start,
-            work=_Callbacks(machine),
+            work=_Callbacks(machine, self._note_assigned),
             contract=self.subscription.delivery,
             unfinished=partial(note_unfinished, self.figures),
         )
@@ -158,9 +159,13 @@ class Consumption:
             machine.close()
         return self.figures.handled > before
 
+    def _note_assigned(self) -> None:
+        """At once: the first message may keep its handler busy for long."""
+        self.stage = Stage(Phase.RUNNING, time.monotonic())
+
     def _note_stage(self, machine: Machine, membership: Membership) -> None:
         if membership.is_assigned:
-            self.stage = Stage(Phase.RUNNING, time.monotonic())
+            self._note_assigned()
             return
         is_new = self.stage.phase is Phase.CONNECTING
         since_s = time.monotonic() if is_new else self.stage.since_s
@@ -201,10 +206,12 @@ class Consumption:
 class _Callbacks:
     """Of rebalances: for the contract, and for whoever remembers something about partitions."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, note_assigned: Callable[[], None]) -> None:
         self._machine = machine
+        self._note_assigned = note_assigned
 
     def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        self._note_assigned()
         return self._machine.contract.assigned(places)
 
     def begun(self, positions: Mapping[Place, int]) -> None:

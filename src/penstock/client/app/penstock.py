@@ -143,7 +143,8 @@ class Penstock:
         key, data, moment_ms = _as_bytes(key, value, timestamp, salt, salt_by)
         with self._resources.spans.publish(topic, header_list(headers), key=key) as told:
             # The library does not tell when there is room again.
-            while (sent := self._try_send(acks, topic, data, key, told, partition, moment_ms)) is None:  # noqa: ASYNC110
+            while (sent := self._try_send(acks, topic, data, key, told, partition, moment_ms)) is None:
+                await self._resources.check_ending_async()
                 await asyncio.sleep(FULL_REST_S)
         return await self._resources.await_published_async(sent, _PUBLISH_S)
 

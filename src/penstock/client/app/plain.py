@@ -147,9 +147,13 @@ class Polling:
             if found or left_s <= 0:
                 return [self._message(raw) for raw in found]
 
+    def note_assigned(self) -> None:
+        """At once: the user may be busy for long with the first messages."""
+        self._wait.note_running()
+
     def _note_stage(self) -> None:
         if self._membership.is_assigned:
-            self._wait.note_running()
+            self.note_assigned()
         else:
             self._wait.note_joining(self._settings, self._membership.member_id)
 
@@ -375,6 +379,7 @@ class _Callbacks:
         self._polling = polling
 
     def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        self._polling.note_assigned()
         return {}
 
     def begun(self, positions: Mapping[Place, int]) -> None:

@@ -79,8 +79,10 @@ class Publisher:
     wait for each other at every report, so while somebody sends many, it is the sender that hears.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, check_full: Callable[[], None] = lambda: None) -> None:
+        """`check_full` raises NotPublished when it is no use to wait any longer for room in the queue."""
         self._producer = producer(settings)
+        self._check_full = check_full
         self._ids = MessageIds()
         self._sent = 0
         self._numbers = count(1)
@@ -108,6 +110,7 @@ class Publisher:
             )
             if sent is not None:
                 return sent
+            self._check_full()
             self._serve(self._producer.poll, FULL_REST_S)
 
     def try_send(

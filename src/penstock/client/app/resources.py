@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final
 
 from penstock.client.app.failing import Letter
@@ -71,7 +72,8 @@ class Resources:
             found = self._publishers.get(acks)
             if found is not None and not found.is_spent:
                 return found
-            made = Publisher(producer_settings(self.bootstrap, self.name, self.settings, acks))
+            settings = producer_settings(self.bootstrap, self.name, self.settings, acks)
+            made = Publisher(settings, self.check_ending)
             self._publishers[acks] = made
             if found is not None:
                 # Elsewhere, since it tells others what became of their messages.
@@ -131,8 +133,18 @@ class Resources:
             except TimeoutError:
                 if left_s <= 0:
                     raise
-            if self.ending.is_set() and (reason := self.unreachable()) is not None:
-                raise NotPublished(_ENDS.format(reason), may_be_there=True)
+            self.check_ending(may_be_there=True)
+
+    def check_ending(self, *, may_be_there: bool = False) -> None:
+        """Raises NotPublished where the application ends and no broker answers: nothing is waited for any longer."""
+        if self.ending.is_set() and (reason := self.unreachable()) is not None:
+            raise NotPublished(_ENDS.format(reason), may_be_there=may_be_there)
+
+    async def check_ending_async(self, *, may_be_there: bool = False) -> None:
+        """The same, while other tasks go on."""
+        if self.ending.is_set():
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, partial(self.check_ending, may_be_there=may_be_there))
 
     async def await_published_async(self, future: Future[Published], timeout_s: float) -> Published:
         """The same, while other tasks go on."""
@@ -145,11 +157,7 @@ class Resources:
             except TimeoutError:
                 if left_s <= 0:
                     raise
-            if self.ending.is_set():
-                loop = asyncio.get_running_loop()
-                reason = await loop.run_in_executor(None, self.unreachable)
-                if reason is not None:
-                    raise NotPublished(_ENDS.format(reason), may_be_there=True)
+            await self.check_ending_async(may_be_there=True)
 
     def figures_of(self, subscription: Subscription) -> Figures:
         with self._lock:

@@ -54,6 +54,12 @@ class Phase(Enum):
     #: A member of the group, without partitions so far.
     JOINING = auto()
     RUNNING = auto()
+    #: Before it starts anew, after a failure that was reported.
+    RESTING = auto()
+
+
+#: What is waited for in the others is reported.
+_QUIET: Final = (Phase.RUNNING, Phase.RESTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class WaitReporter(threading.Thread):
         said, said_s = self._said.get(number, (None, 0.0))
         is_new = said is None or said.since_s != stage.since_s
         due_s = stage.since_s + _REPORT_AFTER_S if is_new else said_s + _REPEAT_S
-        if stage.phase is Phase.RUNNING or now_s < due_s or not waiter.is_alive:
+        if stage.phase in _QUIET or now_s < due_s or not waiter.is_alive:
             return
         self._said[number] = stage, now_s
         sentence = self._sentence(waiter.subscription, stage)
