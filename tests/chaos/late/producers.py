@@ -229,6 +229,8 @@ def java_libs() -> Path | None:
     """Where the jars of Apache Kafka are: named by the environment, or where the benchmarks have put them."""
     from benchmarks.peer_kafka import CACHE
 
-    folder = Path(os.environ.get("PENSTOCK_KAFKA_LIBS", CACHE / "libs"))
-    has_jars = any(folder.glob("kafka-clients-4.*.jar")) if folder.is_dir() else False
-    return folder if has_jars and shutil.which("java") else None
+    named = os.environ.get("PENSTOCK_KAFKA_LIBS")
+    if named is None and not (CACHE / "complete").exists():
+        return None  # Maven has fetched none of them, or was interrupted
+    folder = Path(named or CACHE / "libs")
+    return folder if any(folder.glob("kafka-clients-4.*.jar")) and shutil.which("java") else None
