@@ -6,22 +6,42 @@ every node finds them in its image; `watch` tells the parts of the node that hav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.broker.settings_table import NODE_SETTINGS
 from penstock.cluster.state import ResourceType
-from penstock.protocol.settings import Value
+from penstock.protocol.settings import InvalidSetting, Value
 
 if TYPE_CHECKING:
     from penstock.broker.settings import Settings
     from penstock.cluster.image import ClusterImage
+
+logger = logging.getLogger(__name__)
+
+
+def usable_settings(stored: Mapping[str, str]) -> dict[str, str]:
+    """Of what is stored for brokers: a newer version may have stored settings or values that this one does not have."""
+    return {name: text for name, text in stored.items() if _is_usable(name, text)}
+
+
+def _is_usable(name: str, text: str) -> bool:
+    setting = NODE_SETTINGS.get(name)
+    if setting is None or setting.read_only:
+        return False
+    try:
+        setting.parse(text)
+    except InvalidSetting:
+        return False
+    return True
 
 
 class DynamicSettings:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._altered: dict[str, Value] = {}
+        self._ignored: set[str] = set()
         self._watchers: list[tuple[frozenset[str], Callable[[], None]]] = []
 
     def __repr__(self) -> str:
@@ -58,10 +78,20 @@ class DynamicSettings:
         """A setting of this broker counts before the one for all brokers."""
         everywhere = image.config(ResourceType.BROKER, "")
         here = image.config(ResourceType.BROKER, str(self._settings.node_id))
-        altered = {name: NODE_SETTINGS[name].parse(text) for name, text in {**everywhere, **here}.items()}
+        for stored in (everywhere, here):
+            self._warn_of({*stored} - {*usable_settings(stored)})
+        usable = {**usable_settings(everywhere), **usable_settings(here)}
+        altered = {name: NODE_SETTINGS[name].parse(text) for name, text in usable.items()}
         before = {name: self[name] for name in {*altered, *self._altered}}
         self._altered = altered
         different = {name for name, value in before.items() if self[name] != value}
         for names, changed in self._watchers:
             if names & different:
                 changed()
+
+    def _warn_of(self, names: set[str]) -> None:
+        for name in sorted(names - self._ignored):
+            logger.warning(
+                "ignoring a stored broker setting that this version does not accept", extra={"setting": name}
+            )
+        self._ignored |= names

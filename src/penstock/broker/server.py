@@ -71,6 +71,8 @@ class Server:
         self._is_turn_open = False
         self._queue: deque[Connection] = deque()
         self._is_turn_due = False
+        #: Connections of clients, in all and from each host.
+        self._clients = 0
         self._per_host: Counter[str] = Counter()
         self._waiting_for_memory: OrderedDict[Connection, None] = OrderedDict()
         self._waiting_to_grow: OrderedDict[Connection, None] = OrderedDict()
@@ -92,7 +94,10 @@ class Server:
         self._limited_names = {host: count for host, count in overrides.items() if _as_address(host) is None}
         if self._limited_names and not self._is_resolving:
             self._resolve_names()
-        self._connection_interval = 1 / dynamic.integer("max.connection.creation.rate")
+        interval = 1 / dynamic.integer("max.connection.creation.rate")
+        if interval != self._connection_interval:
+            # Those that came under another rate must not hold up those that come now.
+            self._connection_interval, self._next_connection = interval, 0.0
 
     def _resolve_names(self) -> None:
         """Beside the event loop, and not waited for at the end: a name server may take minutes for each name."""
@@ -218,15 +223,24 @@ class Server:
     # -- connections ---------------------------------------------------------------------------------
 
     def admit(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        if self._is_of_a_node(connection):
+            if len(self.connections) - self._clients > open_files_limit() // 2:
+                self._turn_away(connection, "open files")
+            return
         host = connection.client_host
-        if len(self.connections) >= self._connections_max:
+        if self._clients >= self._connections_max:
             self._turn_away(connection, "max.connections")
         elif self._per_host[host] >= self._connections_by_host.get(host, self._connections_per_host_max):
             self._turn_away(connection, "max.connections.per.ip")
         elif not connection.for_nodes:
             self._wait_for_turn(connection)
-        self.connections.add(connection)
+        self._clients += 1
         self._per_host[host] += 1
+
+    def _is_of_a_node(self, connection: Connection) -> bool:
+        """Limits are for clients: nodes that cannot reach each other could not even undo them."""
+        return connection.for_nodes and len(self._servers) > 1
 
     def _wait_for_turn(self, connection: Connection) -> None:
         """Connections beyond max.connection.creation.rate are read from later; a second's worth may come at once."""
@@ -245,10 +259,12 @@ class Server:
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
         self.slow_readers.discard(connection)
-        host = connection.client_host
-        self._per_host[host] -= 1
-        if self._per_host[host] <= 0:
-            del self._per_host[host]
+        if not self._is_of_a_node(connection):
+            host = connection.client_host
+            self._clients -= 1
+            self._per_host[host] -= 1
+            if self._per_host[host] <= 0:
+                del self._per_host[host]
         self._waiting_for_memory.pop(connection, None)
         self._waiting_to_grow.pop(connection, None)
         self.progress()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from penstock.broker.dynamic_settings import usable_settings
 from penstock.broker.settings import Settings
 from penstock.broker.settings_table import NODE_SETTINGS
 from penstock.cluster.effective import ConfigSource, Effective, Layer
@@ -25,9 +26,10 @@ _DEFAULTS: Final = Layer(
 def node_layers(settings: Settings, image: ClusterImage) -> tuple[Layer, ...]:
     """The node's settings as text, strongest first: changed while running, given at start, built in."""
     given = {name: NODE_SETTINGS[name].text(settings.values[name]) for name in settings.origins}
+    here, everywhere = (image.config(ResourceType.BROKER, name) for name in (str(settings.node_id), ""))
     return (
-        Layer(ConfigSource.DYNAMIC_BROKER, image.config(ResourceType.BROKER, str(settings.node_id))),
-        Layer(ConfigSource.DYNAMIC_DEFAULT_BROKER, image.config(ResourceType.BROKER, "")),
+        Layer(ConfigSource.DYNAMIC_BROKER, usable_settings(here)),
+        Layer(ConfigSource.DYNAMIC_DEFAULT_BROKER, usable_settings(everywhere)),
         Layer(ConfigSource.STATIC_BROKER, {name: text for name, text in given.items() if text is not None}),
         _DEFAULTS,
     )

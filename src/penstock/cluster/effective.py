@@ -71,9 +71,13 @@ def effective_setting(
     """One setting of any resource: `overrides` are the resource's own values, which come from `own`."""
     behind = tuple(_node_synonyms(synonyms, node))
     if (text := overrides.get(setting.name)) is not None:
-        value = setting.parse(text)
-        mine = Synonym(setting.name, setting.text(value), own)
-        return Effective(setting, value, own, (mine, *(synonym for synonym, _ in behind)))
+        try:
+            value = setting.parse(text)
+        except InvalidSetting:
+            pass  # stored by another version: it counts for nothing
+        else:
+            mine = Synonym(setting.name, setting.text(value), own)
+            return Effective(setting, value, own, (mine, *(synonym for synonym, _ in behind)))
     for rank, (strongest, factor) in enumerate(behind):
         assert strongest.text is not None
         try:

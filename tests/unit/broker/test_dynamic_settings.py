@@ -12,12 +12,14 @@ from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.node import Node
 from penstock.broker.settings_table import NODE_SETTINGS
+from penstock.cluster.controller.alter_configs import ConfigOp
 from penstock.cluster.decision import Decision
 from penstock.cluster.effective import ConfigSource
 from penstock.cluster.records import ConfigRecord
 from penstock.cluster.state import ResourceType
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.settings import SettingType
 
 HERE, EVERYWHERE = (ResourceType.BROKER, "1"), (ResourceType.BROKER, "")
 OK = (ErrorCode.none, None)
@@ -361,3 +363,101 @@ async def test_a_minimum_that_nobody_chose_is_not_written_down(tmp_path: Path) -
     async with running(tmp_path, min_insync_replicas="2") as node:
         assert node.partitions.find("t", 0).min_insync_replicas == 2
         assert node.dynamic.overruled() == []
+
+
+async def test_stored_settings_of_another_version_count_for_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a downgrade a node follows the metadata, serves, and lets other settings be changed."""
+    stored = {
+        "setting.of.a.newer.version": "secret",
+        "max.connections": "as many as there are",
+        "node.id": "7",
+        "log.retention.ms": "5000",
+        "log.cleanup.policy": "archive",
+        "group.consumer.max.session.timeout.ms": "for ever",
+    }
+    records = [
+        ConfigRecord(resource_type=ResourceType.BROKER, resource_name=name, name=setting, value=text)
+        for name in ("", "1")
+        for setting, text in stored.items()
+    ]
+    for_topic = [
+        ConfigRecord(resource_type=ResourceType.TOPIC, resource_name="t", name=name, value="newer")
+        for name in ("segment.bytes", "topic.setting.of.a.newer.version")
+    ]
+    async with running(tmp_path) as node:
+        await create_topic(node, "t")
+        await node.metadata.propose(lambda _: Decision((*records, *for_topic), None))
+        assert node.partitions.find("t", 0).log.config.retention_ms == 5000
+        assert await answers(node)
+    async with running(tmp_path) as node:
+        client = await WireClient.connect(node)
+        for name in sorted({*stored} - {"log.retention.ms"}):
+            warned = [record for record in caplog.records if getattr(record, "setting", None) == name]
+            assert len(warned) == 2, f"{name}: once in each life of the node"
+        for resource, source in (
+            (HERE, ConfigSource.DYNAMIC_BROKER),
+            (EVERYWHERE, ConfigSource.DYNAMIC_DEFAULT_BROKER),
+        ):
+            shown = await described(client, resource)
+            unknown = shown["setting.of.a.newer.version"]
+            assert (unknown.value, unknown.is_sensitive, unknown.read_only) == (None, True, True)
+            assert (unknown.config_type, unknown.config_source) == (SettingType.UNKNOWN, source)
+            assert {each.value for each in unknown.synonyms} == {None}
+        here = await described(client, HERE)
+        assert (here["max.connections"].value, here["node.id"].value) == (str(2**31 - 1), "1")
+        assert (await described(client, EVERYWHERE))["max.connections"].value == "as many as there are"
+        topic = await described(client, (ResourceType.TOPIC, "t"))
+        assert (topic["segment.bytes"].value, topic["retention.ms"].value) == (str(1 << 30), "5000")
+
+        for resource in (HERE, EVERYWHERE):
+            assert await alter(client, resource, {"log.retention.ms": "6000"}) == OK
+            assert await alter(client, resource, {"log.cleanup.policy": "compact"}, op=ConfigOp.APPEND) == OK
+            assert (await alter(client, resource, {"setting.of.a.newer.version": "x"}))[
+                0
+            ] is not ErrorCode.none
+            assert (
+                await alter(client, resource, {"setting.of.a.newer.version": None, "max.connections": None})
+                == OK
+            )
+        assert await alter(client, (ResourceType.TOPIC, "t"), {"retention.ms": "7000"}) == OK
+        assert await alter(client, (ResourceType.GROUP, "g"), {"consumer.session.timeout.ms": "45000"}) == OK
+        assert node.partitions.find("t", 0).log.config.cleanup_compact
+        await client.close()
+
+
+async def test_limits_of_connections_are_for_clients_not_for_nodes(tmp_path: Path) -> None:
+    """Nodes that cannot reach each other have no controller, so that nobody could undo the limit."""
+    listeners = "PLAINTEXT://127.0.0.1:0,NODES://127.0.0.1:0"
+    limits: dict[str, str | None] = {
+        "max.connections": "1",
+        "max.connections.per.ip": "1",
+        "max.connections.per.ip.overrides": "127.0.0.1:1",
+        "max.connection.creation.rate": "1",
+    }
+    async with running(tmp_path, listeners=listeners) as node:
+        peers = [await WireClient.connect(node, listener=1) for _ in range(3)]
+        client = await WireClient.connect(node)
+        assert await alter(client, EVERYWHERE, limits) == OK
+        peers += [await WireClient.connect(node, listener=1) for _ in range(3)]
+        for peer in peers:
+            await described(peer, HERE, "node.id")
+        assert await (await Client.connect(node)).is_cut_off()
+        await client.close()
+        await until(lambda: node.server._clients == 0)
+        assert await answers(node), "one client still gets in and can undo it"
+        for peer in peers:
+            await peer.close()
+
+
+async def test_a_lifted_creation_rate_leaves_no_queue_behind(tmp_path: Path) -> None:
+    async with running(tmp_path) as node:
+        client = await WireClient.connect(node)
+        assert await alter(client, HERE, {"max.connection.creation.rate": "1"}) == OK
+        crowd = [await WireClient.connect(node) for _ in range(300)]
+        assert await alter(client, HERE, {"max.connection.creation.rate": None}) == OK
+        assert await answers(node), "it would come after the crowd, minutes later"
+        for each in crowd:
+            await each.close()
+        await client.close()

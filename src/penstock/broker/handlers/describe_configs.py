@@ -1,7 +1,8 @@
 """DescribeConfigs (key 32), v1-4. Every setting of a topic, a broker or a group, defaults included, and its source.
 
 A broker named "" gives what was set for all brokers at run time. A group or a client metrics subscription need not
-exist to have settings. A broker's loggers are shown with their levels.
+exist to have settings. A broker's loggers are shown with their levels. A broker setting that is stored and that this
+version does not know is shown without its value, as in Apache Kafka: it may be a secret.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kio.schema.describe_configs.v4.response import (
 )
 
 from penstock.broker.context import RequestContext
+from penstock.broker.dynamic_settings import usable_settings
 from penstock.broker.settings_table import NODE_SETTINGS
 from penstock.broker.topic_settings import node_layers
 from penstock.cluster.effective import ConfigSource, Effective, Synonym, effective_topic_settings
@@ -61,7 +63,7 @@ def _settings(ctx: RequestContext, resource_type: int, name: str) -> Iterable[tu
         case ResourceType.TOPIC:
             return [(effective, False) for effective in _topic_settings(ctx, name).values()]
         case ResourceType.BROKER if not name:
-            return [(effective, False) for effective in _cluster_wide(ctx)]
+            return [(effective, effective.setting.read_only) for effective in _cluster_wide(ctx)]
         case ResourceType.BROKER:
             _refuse_other_broker(ctx, name)
             return [(effective, effective.setting.read_only) for effective in _broker_settings(ctx)]
@@ -130,17 +132,37 @@ def _broker_settings(ctx: RequestContext) -> list[Effective]:
         source = synonyms[0].source if synonyms else ConfigSource.DEFAULT
         value = setting.parse(synonyms[0].text or "") if synonyms else None
         found.append(Effective(setting, value, source, synonyms))
-    return found
+    return [*found, *_unknown_settings(ctx)]
+
+
+def _unknown_settings(ctx: RequestContext) -> Iterable[Effective]:
+    stored: dict[str, list[Synonym]] = {}
+    for resource, source in (
+        (str(ctx.node.node_id), ConfigSource.DYNAMIC_BROKER),
+        ("", ConfigSource.DYNAMIC_DEFAULT_BROKER),
+    ):
+        for name, text in ctx.node.image.config(ResourceType.BROKER, resource).items():
+            if name not in NODE_SETTINGS:
+                stored.setdefault(name, []).append(Synonym(name, text, source))
+    for name, synonyms in stored.items():
+        yield Effective(_unknown(name), None, synonyms[0].source, tuple(synonyms))
+
+
+def _unknown(name: str) -> Setting:
+    return Setting(name=name, type=SettingType.UNKNOWN, default=None, doc="", read_only=True)
 
 
 def _cluster_wide(ctx: RequestContext) -> list[Effective]:
+    """As they are stored, also those that do not count."""
     source = ConfigSource.DYNAMIC_DEFAULT_BROKER
-    return [
-        Effective(
-            NODE_SETTINGS[name], NODE_SETTINGS[name].parse(text), source, (Synonym(name, text, source),)
-        )
-        for name, text in ctx.node.image.config(ResourceType.BROKER, "").items()
-    ]
+    stored = ctx.node.image.config(ResourceType.BROKER, "")
+    usable = usable_settings(stored)
+    found = []
+    for name, text in stored.items():
+        setting = NODE_SETTINGS.get(name) or _unknown(name)
+        value = setting.parse(text) if name in usable else text
+        found.append(Effective(setting, value, source, (Synonym(name, text, source),)))
+    return found
 
 
 def _refuse_other_broker(ctx: RequestContext, name: str) -> None:
@@ -152,7 +174,9 @@ def _refuse_other_broker(ctx: RequestContext, name: str) -> None:
 
 
 def _entry(effective: Effective, read_only: bool, request: Any) -> Any:
-    is_sensitive = effective.setting.type is SettingType.PASSWORD
+    is_logger = effective.source is ConfigSource.DYNAMIC_BROKER_LOGGER
+    is_unknown = effective.setting.type is SettingType.UNKNOWN and not is_logger
+    is_sensitive = is_unknown or effective.setting.type is SettingType.PASSWORD
     return DescribeConfigsResourceResult(
         name=effective.setting.name,
         value=None if is_sensitive else effective.text,

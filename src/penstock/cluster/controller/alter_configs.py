@@ -146,7 +146,15 @@ def _alter_one(
     resource = _resource(image, item.resource, item.changes, rules)
     current = image.configs.get(item.resource, {})
     wanted = merge(resource, item.changes)
-    resource.validate(wanted)
+    # What another version has stored and this one does not accept stays until it is named; it is no reason to refuse
+    # other changes.
+    resource.validate(
+        {
+            name: text
+            for name, text in wanted.items()
+            if current.get(name) != text or resource.accepts(name, text)
+        }
+    )
     if item.resource == _EVERY_BROKER and MIN_ISR in current and MIN_ISR not in wanted:
         # The brokers' own values, which may differ, must not count again.
         message = f"Cluster-level {MIN_ISR} cannot be removed while ELR is enabled."
@@ -200,7 +208,8 @@ def _changed_list(resource: "_Resource", name: str, op: ConfigOp, text: str) -> 
             ErrorCode.invalid_config, f"Can't {op.name} to key {name} because its type is not LIST."
         )
     own = resource.current.get(name)
-    now = setting.parse(own) if own is not None else resource.default(name)
+    is_usable = own is not None and resource.accepts(name, own)
+    now = setting.parse(own) if own is not None and is_usable else resource.default(name)
     assert isinstance(now, tuple)
     items = [item.strip() for item in text.split(",")]
     if op is ConfigOp.APPEND:
@@ -216,6 +225,16 @@ class _Resource(ABC):
     def __init__(self, current: Mapping[str, str], rules: ConfigRules) -> None:
         self.current = current
         self.rules = rules
+
+    def accepts(self, name: str, text: str) -> bool:
+        setting = self.settings.get(name)
+        if setting is None or setting.read_only:
+            return False
+        try:
+            setting.parse(text)
+        except InvalidSetting:
+            return False
+        return True
 
     @abstractmethod
     def default(self, name: str) -> Value: ...
