@@ -12,7 +12,16 @@ from pathlib import Path
 
 from penstock.log.checkpoints import sync_directory
 from penstock.log.files import FilePool
-from penstock.log.names import CLEANED, DELETED, LOG, SEGMENT_FILES, SWAP, offset_file, parse_offset_file
+from penstock.log.names import (
+    CLEANED,
+    COMPACTED,
+    DELETED,
+    LOG,
+    SEGMENT_FILES,
+    SWAP,
+    offset_file,
+    parse_offset_file,
+)
 from penstock.log.segment import Segment
 from penstock.log.walk import walk
 
@@ -22,6 +31,7 @@ _logger = logging.getLogger("penstock.log")
 def commit_swap(new: Sequence[Segment], files: FilePool) -> None:
     """After this, a crash ends with the new segments in place; before, with the old ones. Raises OSError."""
     try:
+        (new[0].directory / COMPACTED).touch()
         for segment in sorted(new, key=lambda s: s.base_offset, reverse=True):
             assert segment.suffix == CLEANED, segment
             files.rename(segment, SWAP)

@@ -83,7 +83,6 @@ def write_indexes(segment: Segment) -> None:
     offsets, times = segment.loaded_indexes
     index_path, time_path = segment.index_files
     try:
-        # The time index comes last: where it is, the others are. Recovery relies on that for the transactions.
         _write_aborted(segment)
         write_synced(index_path, offsets.encode())
         write_synced(time_path, times.encode())

@@ -20,6 +20,8 @@ SWAP: Final = ".swap"
 
 EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
+#: In the folder of a log that was ever compacted: offsets may be missing in it that nothing has lost.
+COMPACTED: Final = "penstock-compacted"
 
 #: The longest name of a file or folder that common file systems take.
 FILE_NAME_BYTES_MAX: Final = 255

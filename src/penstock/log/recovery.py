@@ -29,6 +29,7 @@ from penstock.log.lookup import (
     write_indexes,
 )
 from penstock.log.names import (
+    COMPACTED,
     EPOCH_CHECKPOINT,
     INDEX,
     LOG,
@@ -302,12 +303,13 @@ def _with_gone(
     """The known damage, and segments that have gone from before or between others: what was in them is damage too.
 
     Whatever takes a segment away takes its indexes first, or names all its files anew; so an index that is left alone
-    tells of a log file that has gone. Between segments that are not compacted, producers saved at an offset that no
+    tells of a log file that has gone. In a log that was never compacted, producers saved at an offset that no
     segment reaches tell of one whose files have all gone.
     """
     bases = segments.bases
+    is_compacted = _is_compacted(directory, config)
     traces = {base for base in orphans.values() if start_offset <= base < bases[-1]}
-    if not config.cleanup_compact:
+    if not is_compacted:
         traces |= {offset for offset in snapshots.list_offsets(directory) if bases[0] < offset < bases[-1]}
     found: dict[int, Damage] = {}
     for offset in sorted(traces.difference(bases)):
@@ -318,7 +320,7 @@ def _with_gone(
         assert before.next_base is not None
         end_offset = _reached(before, offset, files)
         if end_offset is not None and before.next_base > start_offset:
-            first = offset if config.cleanup_compact else end_offset
+            first = offset if is_compacted else end_offset
             found.setdefault(before.next_base, Damage(first, before.next_base))
     new = [item for item in found.values() if damage.at_offset(known, item.start_offset) is None]
     if not new:
@@ -330,6 +332,11 @@ def _with_gone(
             extra={"directory": str(directory), "damage": str(item)},
         )
     return damages
+
+
+def _is_compacted(directory: Path, config: LogConfig) -> bool:
+    """Whether offsets may be missing that nothing has lost."""
+    return config.cleanup_compact or (directory / COMPACTED).exists()
 
 
 def _reached(segment: Segment, offset: int, files: FilePool) -> int | None:
@@ -371,6 +378,7 @@ class _Recovery:
         self._config = config
         self._recovery_point = recovery_point
         self._crash = crash
+        self._is_compacted = _is_compacted(directory, config)
         self._found: list[Damage] = []
         self._last_epoch = -1
         self._marked: list[Segment] = []  # may hold markers of transactions
@@ -380,8 +388,8 @@ class _Recovery:
         items = self.segments.items
         first = self.segments.slot_of(self._recovery_point)
         if first > 0 and items[first].base_offset == self._recovery_point:
-            # The one before was rolled right there, and may not have been indexed any more.
-            first -= not items[first - 1].index_files[1].exists()
+            # The one before was rolled right there. Its index files may be of an earlier clean stop, or missing.
+            first -= 1
         expected = items[first].base_offset
         for slot in range(first, len(items)):
             expected, is_whole = self._check(slot, max(expected, items[slot].base_offset))
@@ -482,7 +490,7 @@ class _Recovery:
         whether it did.
         """
         skips = header.base_offset != expected
-        if skips and expected < self._crash.durable_offset <= header.last_offset:
+        if skips and not self._is_compacted and expected < self._crash.durable_offset <= header.last_offset:
             return False  # a sync ended within what is skipped, where no batch ends
         if segment.next_base is not None and header.last_offset >= segment.next_base:
             return False

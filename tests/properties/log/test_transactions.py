@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.unit.log.helpers import NOW_MS, batch_of, flush, marker_of, open_log
 
@@ -279,8 +279,31 @@ def test_readers_of_what_is_committed_see_all_of_it_and_nothing_else(
         }
 
 
+#: Compaction took what the last sync had reached: no damage.
+CLEANED_BEYOND_SYNC = [
+    *[("plain", 1)] * 9,
+    ("flush",),
+    *[("plain", 1)] * 8,
+    ("move_high_watermark", 1),
+    ("clean", 0),
+    ("restart", "after a crash"),
+]
+#: The files of an index that are left from a clean stop do not know of the transaction that was aborted after it.
+ABORTED_AFTER_A_CLEAN_STOP = [
+    *[("plain", 1)] * 6,
+    ("transactional", 4, 1),
+    ("restart", "cleanly"),
+    ("end", 4, False, False),
+    ("flush",),
+    ("plain", 1),
+    ("restart", "after a crash"),
+]
+
+
 @fast
 @given(compacting_histories, st.integers(1, 600))
+@example(CLEANED_BEYOND_SYNC, 1)
+@example(ABORTED_AFTER_A_CLEAN_STOP, 1)
 def test_compaction_shows_readers_of_what_is_committed_nothing_else(
     history: list[tuple[Any, ...]], max_bytes: int
 ) -> None:

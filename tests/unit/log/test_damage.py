@@ -8,12 +8,22 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from tests.unit.log.helpers import NOW_MS, append, batch_of, fill, flush, open_log, values_in
+from tests.unit.log.helpers import (
+    NOW_MS,
+    append,
+    batch_of,
+    fill,
+    flush,
+    open_log,
+    read_batches,
+    values_in,
+)
 
 from penstock.log import boot, damage, repair
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.log.recovery import Crash
+from penstock.log.segment_writer import SegmentWriter
 from penstock.log.store import LogStore, Wanted
 from penstock.log.synced_offsets import SYNCED_OFFSETS, SyncedOffsets
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -289,6 +299,22 @@ def test_segments_taken_away_on_purpose_are_not_missed(tmp_path, stop):
     stop(log)
     reopened = open_log(tmp_path / "t-0", SMALL)
     assert (reopened.damages, reopened.start_offset, reopened.was_beheaded) == ((), first, False)
+
+
+@pytest.mark.parametrize("stop", [Log.abandon, Log.close])
+def test_records_taken_away_by_compaction_are_not_missed_once_the_topic_is_not_compacted(tmp_path, stop):
+    compacted = SMALL._replace(cleanup_compact=True, cleanup_delete=False)
+    log = open_log(tmp_path / "t-0", compacted)
+    fill(log, 5)
+    log.close()
+    log = open_log(tmp_path / "t-0", compacted, clean=True)  # which saved producers within the first segment
+    fill(log, 25)
+    flush(log)
+    writer = SegmentWriter(log.directory, 0, compacted)
+    writer.append(*read_batches(log)[0])
+    log.replace_segments(log.segments[:3], [writer.finish(modified_ms=NOW_MS)])
+    stop(log)
+    assert open_log(tmp_path / "t-0", SMALL).damages == ()
 
 
 def test_an_accepted_loss_is_passed_over_by_readers(tmp_path):
