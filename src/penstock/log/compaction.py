@@ -100,7 +100,8 @@ class BatchFilter:
         self._last_records = last_records
         self._upper_offset = upper_offset
         self._now_ms = now_ms
-        self._horizon_ms = now_ms + delete_retention_ms
+        # delete.retention.ms may be as large as a timestamp.
+        self._horizon_ms = min(now_ms + delete_retention_ms, _TIMESTAMP_MAX)
         self._body_bytes_max = body_bytes_max
         self._taken_offset = taken_offset
         self._after_held = -1  # the offset of the batch that decides on held records
@@ -258,6 +259,7 @@ def _repacked(header: BatchHeader, body: bytes, kept: _Kept) -> bytearray:
     return pack_batch(rewritten, compress(header.codec, body))
 
 
+_TIMESTAMP_MAX: Final = (1 << 63) - 1
 _EMPTY_CLEARS: Final = CODEC_MASK | DELETE_HORIZON
 
 

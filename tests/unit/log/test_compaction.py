@@ -89,6 +89,16 @@ def test_the_active_segment_and_what_is_not_stable_are_not_touched(log: Log) -> 
     assert [offset for offset, _, _ in pairs(log)] == [2, 3]
 
 
+def test_tombstones_may_be_kept_for_ever(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "table-0", delete_retention_ms=2**63 - 1)
+    append(log, (b"a", b"1"), (b"a", None), timestamp=NOW_MS - 5)
+    roll(log)
+    assert clean(log) is not None
+    marked = batches(log)[0][0]
+    assert marked.delete_horizon_ms == 2**63 - 1
+    assert [record.timestamp for record in records(log)] == [NOW_MS - 4]
+
+
 def test_a_tombstone_goes_on_a_later_pass_once_its_horizon_has_passed(log: Log) -> None:
     append(log, (b"a", b"1"), (b"b", b"1"))
     append(log, (b"a", None), (b"c", b"1"), timestamp=2_000)
