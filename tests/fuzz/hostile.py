@@ -3,22 +3,25 @@
 Names, ids and epochs are mostly real ones, so that requests reach the state behind the parser; numbers are often at
 the limits of their type. Ids of members and producers are learned from the answers. Topics and groups of the
 well-behaved client (`calm...`) are never named, and requests that may delete or reconfigure a topic leave out the one
-that it shares with the attacker (FIELD): such damage is legal.
+that it shares with the attacker (FIELD): such damage is legal. Of ten requests three change settings: see
+tests/fuzz/settings.py.
 """
 
 import datetime
 import struct
 import uuid
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args
 
 from kio.index import load_response_schema
 from kio.serial import entity_reader
 from tests.fuzz.messages import TOPIC_IDS, WIDTHS, Requests
+from tests.fuzz.settings import CLIENT_IDS, LIMITING, SUBSCRIPTIONS, Settings
 
 from penstock.broker.apis import APIS, PRIVATE_APIS, SCHEDULE
 from penstock.broker.schedule.wire import Ask, Position, Source, What, pack_ask
+from penstock.cluster.state import ResourceType
 from penstock.protocol.checksum import crc32c
 from penstock.protocol.compression import Codec
 from penstock.protocol.records import CRC_AT, CRC_FROM, HEADER, BatchHeader, Record, encode_batch
@@ -33,10 +36,7 @@ TOPICS = ("prey-a", "prey-b", "prey-compacted", "prey-new-1", "prey-new-2", "no 
 GROUPS = ("prey-classic", "prey-consumer", "prey-share", "prey-new", "", "g" * 300)
 TRANSACTIONAL_IDS = ("prey-txn-1", "prey-txn-2", "", "t" * 300)
 MEMBERS = ("", "prey-member", "unknown", "m" * 300)
-CONFIG_NAMES = (
-    "cleanup.policy", "retention.ms", "retention.bytes", "segment.bytes", "segment.ms", "max.message.bytes",
-    "min.insync.replicas", "min.compaction.lag.ms", "compression.type", "message.timestamp.type", "unknown.name",
-)  # fmt: skip
+CONFIG_NAMES = ("cleanup.policy", "retention.ms", "segment.bytes", "compression.type", "unknown.name")
 CONFIG_VALUES = (
     "", "0", "-1", "1", "9223372036854775807", "-9223372036854775808", "1e9", "compact", "delete", "zstd", "true", "\0",
 )  # fmt: skip
@@ -57,8 +57,11 @@ INIT_PRODUCER_ID = 22
 #: Requests about the metadata log, and those by which any client may delete, reconfigure or move a topic.
 QUORUM = frozenset({52, 53, 54, 55, 59})
 DAMAGING = frozenset({20, 21, 33, 37, 44, 45})
-#: A resource type of the config APIs: broker and broker logger settings are the operator's, and honest damage.
-RESOURCE_TYPE_TOPIC, RESOURCE_TYPE_GROUP = 2, 32
+#: AlterConfigs and IncrementalAlterConfigs, and how often a request is one of these or CreateTopics.
+CHANGING_SETTINGS = (33, 44)
+SETTINGS_SHARE = 0.3
+#: Characters, of at most three bytes, that a string may have in versions that are not flexible.
+LEGACY_STRING_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +85,18 @@ class HostileRequests(Requests):
         self._hostility = 0.0
         self._topics: tuple[str, ...] = TOPICS
         self._topic_ids: tuple[uuid.UUID, ...] = TOPIC_IDS
+        self._settings = Settings(self.chance)
+        self._changes_settings = False
+        #: Resources of brokers for which a setting that limits clients was sent.
+        self.limited: set[tuple[str, str]] = set()
 
     def frame(self) -> tuple[int, int, bytes]:  # type: ignore[override]
         """The API key, the version, and the frame with its size prefix."""
         chance = self.chance
         api = chance.choice(list(TABLE.values()))
+        if chance.random() < SETTINGS_SHARE:
+            api = TABLE[chance.choice((*CHANGING_SETTINGS, 44, 19))]
+        self._changes_settings = api.key in CHANGING_SETTINGS
         version = chance.choice(
             (api.min_version, api.max_version, chance.randint(api.min_version, api.max_version))
         )
@@ -102,6 +112,9 @@ class HostileRequests(Requests):
         else:
             message = self._header(api.key, version) + self._body(api.key, version)
         return api.key, version, struct.pack(">i", len(message)) + message
+
+    def _client_id(self) -> str:
+        return self.chance.choice(CLIENT_IDS)
 
     def learn(self, api_key: int, version: int, reply: bytes) -> None:
         """Takes the ids of members and producers that a node has given out."""
@@ -140,9 +153,40 @@ class HostileRequests(Requests):
     def _entity(self, schema: type[Any]) -> Any:
         entity = super()._entity(schema)
         if hasattr(entity, "resource_type"):
-            allowed = (RESOURCE_TYPE_TOPIC, RESOURCE_TYPE_TOPIC, RESOURCE_TYPE_GROUP, 0, INT8)
-            entity = replace(entity, resource_type=self.chance.choice(allowed))
+            kind = self._settings.kind() if self.chance.random() < 0.95 else self.chance.choice((0, INT8))
+            entity = replace(entity, resource_type=kind, resource_name=self._resource_name(kind))
+            if self._changes_settings:
+                entity = replace(entity, configs=self._config_changes(schema, kind, entity.resource_name))
+        elif schema.__name__ == "CreatableTopic":
+            entity = replace(entity, configs=self._config_changes(schema, ResourceType.TOPIC, entity.name))
         return entity
+
+    def _resource_name(self, kind: int) -> str:
+        match kind:
+            case ResourceType.BROKER | ResourceType.BROKER_LOGGER:
+                names: tuple[str, ...] = (*map(str, self.knows.node_ids), "", "", "4", "9" * 300, "x", "-1")
+            case ResourceType.GROUP:
+                names = GROUPS
+            case ResourceType.CLIENT_METRICS:
+                names = SUBSCRIPTIONS
+            case _:
+                names = TOPICS
+        return names[0] if self.chance.random() < 0.3 else self.chance.choice(names)
+
+    def _config_changes(self, schema: type[Any], kind: int, resource: str) -> tuple[Any, ...]:
+        """As the entities that the version of the request has for them."""
+        (entries,) = (field for field in fields(schema) if field.name == "configs")
+        entry = get_args(entries.type)[0]
+        made = []
+        for change in self._settings.changes(kind):
+            if kind == ResourceType.BROKER and change.name in LIMITING:
+                self.limited.add((resource, change.name))
+            value = change.value
+            if value is not None and not schema.__flexible__:
+                value = value[:LEGACY_STRING_MAX]
+            given = {"name": change.name, "value": value, "config_operation": change.op}
+            made.append(entry(**{field.name: given[field.name] for field in fields(entry)}))
+        return tuple(made)
 
     def _primitive(self, name: str, kafka_type: str) -> Any:
         match kafka_type:

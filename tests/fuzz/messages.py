@@ -64,8 +64,16 @@ class Requests:
 
     def _header(self, api_key: int, version: int) -> bytes:
         header = struct.pack(">hhi", api_key, version, self.chance.getrandbits(31))
-        header += struct.pack(">h", 4) + b"fuzz" if self.chance.random() < 0.8 else struct.pack(">h", -1)
+        client_id = self._client_id().encode()
+        header += (
+            struct.pack(">h", len(client_id)) + client_id
+            if self.chance.random() < 0.8
+            else struct.pack(">h", -1)
+        )
         return header + (b"\x00" if load_request_schema(api_key, version).__flexible__ else b"")
+
+    def _client_id(self) -> str:
+        return "fuzz"
 
     def _body(self, api_key: int, version: int) -> bytes:
         schema = load_request_schema(api_key, version)

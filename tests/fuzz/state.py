@@ -1,7 +1,9 @@
 """`python -m tests.fuzz --state`: valid requests with hostile values of every API, against one node and three.
 
 After each burst a well-behaved client must be able to create a topic, produce, consume, commit and end a transaction;
-now and then the nodes are restarted, and it must be able to again, with every record that was acknowledged.
+now and then the nodes are restarted, and it must be able to again, with every record that was acknowledged. Settings
+that limit clients by their meaning are undone at once (tests/fuzz/settings.py names them), or after a restart under
+them; all others stay in force during the checks, and are undone later.
 """
 
 import asyncio
@@ -30,8 +32,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import BrokerProcess
 from tests.clusters import ClusterProcesses
 from tests.fuzz.hostile import FIELD, HostileRequests, Knowledge
+from tests.fuzz.operator import Operator
+from tests.fuzz.settings import LIMITING, Settings
 from tests.ports import free_address
 from tests.waiting import eventually
+
+from penstock.broker.settings_table import NODE_SETTINGS
 
 CALM, CALM_GROUP, CALM_TRANSACTION = "calm", "calm-readers", "calm-writer"
 PREY = ("prey-a", "prey-b", "prey-compacted")
@@ -44,6 +50,14 @@ REPLY_WAIT_S = 2.0
 #: A client gives up after this long; a hang, on however slow a machine.
 PATIENCE_S = 90.0
 _EXISTS, _IS_GONE = KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.UNKNOWN_TOPIC_OR_PART
+#: Of the topics that the well-behaved client writes to, so that no default of the brokers deletes what is in them.
+KEPT = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "unclean.leader.election.enable": "false",
+}
+LIMITS_PER_RESTART = 3
 SETTINGS = {
     "offsets.topic.num.partitions": "2",
     "transaction.state.log.num.partitions": "2",
@@ -78,6 +92,10 @@ class Nodes:
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+    def operator(self) -> Operator:
+        addresses = dict(enumerate(self.addresses, start=1))
+        return Operator(addresses, min_isr=str(min(2, len(self))), patience_s=PATIENCE_S)
 
     def start(self) -> None:
         for node in self._nodes:
@@ -131,7 +149,14 @@ class WellBehaved:
     checks: int = 0
 
     def __post_init__(self) -> None:
+        self.connect()
+
+    def connect(self) -> None:
         self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+
+    def disconnect(self) -> None:
+        """Leaves room for others where few may connect."""
+        del self._admin
 
     def prepare(self) -> None:
         self.create((CALM, FIELD, *PREY))
@@ -143,7 +168,7 @@ class WellBehaved:
                 topic,
                 PARTITIONS,
                 self.replicas,
-                config={"cleanup.policy": "compact"} if topic == "prey-compacted" else {},
+                config={"cleanup.policy": "compact"} if topic == "prey-compacted" else KEPT,
             )
             for topic in topics
         ]
@@ -315,26 +340,32 @@ class WellBehaved:
         )
 
 
-async def attack(addresses: list[tuple[str, int]], requests: HostileRequests, count: int) -> Counter[str]:
+async def attack(cluster: Nodes, requests: HostileRequests, count: int) -> Counter[str]:
     """Sends `count` requests over several connections at once, and counts how each of them ended."""
     seen: Counter[str] = Counter()
     apis: dict[int, int] = {}  # how many requests of each were answered
 
-    async def attacker(share: int) -> None:
+    async def attacker(share: int, operator: Operator) -> None:
         sent = 0
         while sent < share:
-            sent += await _one_connection(
-                requests, apis, seen, requests.chance.choice(addresses), share - sent
-            )
+            address = requests.chance.choice(cluster.addresses)
+            sent += await _one_connection(requests, apis, seen, address, share - sent, operator)
 
-    await asyncio.gather(*(attacker(count // CONNECTIONS) for _ in range(CONNECTIONS)))
+    async with cluster.operator() as operator:
+        await asyncio.gather(*(attacker(count // CONNECTIONS, operator) for _ in range(CONNECTIONS)))
+        await operator.undo_limits()
     seen["apis"] = len(apis)
     seen["apis_answered"] = sum(map(bool, apis.values()))
     return seen
 
 
 async def _one_connection(
-    requests: HostileRequests, apis: dict[int, int], seen: Counter[str], address: tuple[str, int], most: int
+    requests: HostileRequests,
+    apis: dict[int, int],
+    seen: Counter[str],
+    address: tuple[str, int],
+    most: int,
+    operator: Operator,
 ) -> int:
     """Sends one request after another, until the node closes the connection or leaves one without an answer."""
     try:
@@ -354,14 +385,38 @@ async def _one_connection(
             seen["answered"] += 1
             apis[api] += 1
             requests.learn(api, version, reply)
+            await _undo_limits(requests, operator, seen)
     except TimeoutError:
         seen["without_answer"] += 1
     except (OSError, asyncio.IncompleteReadError):
         seen["cut_off"] += 1
     finally:
         writer.transport.abort()
+    await _undo_limits(requests, operator, seen)
     seen["requests"] += sent
     return sent
+
+
+async def _undo_limits(requests: HostileRequests, operator: Operator, seen: Counter[str]) -> None:
+    if requests.limited:
+        seen["limits"] += len(requests.limited)
+        requests.limited.clear()
+        await operator.undo_limits()
+
+
+async def _limit(cluster: Nodes, chance: random.Random) -> None:
+    """Set what limits clients, for a restart under it."""
+    settings = Settings(chance)
+    async with cluster.operator() as operator:
+        for _ in range(LIMITS_PER_RESTART):
+            name = chance.choice(sorted(LIMITING))
+            resource = chance.choice(("", str(chance.randint(1, len(cluster)))))
+            await operator.limit(resource, name, settings.value(NODE_SETTINGS[name]))
+
+
+async def _undo(cluster: Nodes, *, everything: bool) -> None:
+    async with cluster.operator() as operator:
+        await (operator.undo_everything() if everything else operator.undo_limits())
 
 
 def run(folder: Path, *, nodes: int, requests: int, seed: int, bursts: int) -> dict[str, Any]:
@@ -377,18 +432,28 @@ def run(folder: Path, *, nodes: int, requests: int, seed: int, bursts: int) -> d
         client.check()
         for burst in range(bursts):
             hostile = HostileRequests(chance.getrandbits(32), client.knowledge())
-            seen = asyncio.run(attack(cluster.addresses, hostile, requests // bursts))
+            seen = asyncio.run(attack(cluster, hostile, requests // bursts))
             for name in ("apis", "apis_answered"):
                 totals[name] = max(totals[name], seen.pop(name))
             totals.update(seen)
             client.check()
             cluster.check_health()
             if burst == bursts - 1 or chance.random() < 0.2:
+                client.disconnect()
+                asyncio.run(_limit(cluster, chance))
                 cluster.restart(kill=chance.random() < 0.5)
+                asyncio.run(_undo(cluster, everything=False))
+                client.connect()
                 totals["restarts"] += 1
+                client.check()
+            if burst == bursts - 1 or chance.random() < 0.3:
+                asyncio.run(_undo(cluster, everything=True))
+                totals["undone"] += 1
                 client.check()
         client.read_everything()
         counts = cluster.check_health()
+    except AssertionError as error:
+        raise AssertionError(f"after {totals['requests']} requests and a burst: {error}") from error
     finally:
         cluster.stop()
     return {
