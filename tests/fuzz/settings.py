@@ -136,7 +136,8 @@ class Settings:
             return self._any_text()
         match setting.type:
             case SettingType.INT | SettingType.SHORT | SettingType.LONG | SettingType.DOUBLE:
-                return chance.choice((*NUMBERS, *_near(setting) * 5))
+                # 0 and its neighbours have a meaning of their own in many settings.
+                return chance.choice((*NUMBERS, *("0", "0", "1", "-1") * 6, *_near(setting) * 3))
             case SettingType.BOOLEAN:
                 return chance.choice(("true", "false", "TRUE", "yes", "", "1"))
             case _ if setting.choices is not None:
