@@ -38,6 +38,10 @@ class ProxyProcess:
     def cut(self, paths: Iterable[Path]) -> None:
         self._ask(do="cut", paths=list(paths))
 
+    def join(self, paths: Iterable[Path]) -> None:
+        """Of paths that are cut, while others stay so."""
+        self._ask(do="join", paths=list(paths))
+
     def refuse(self, paths: Iterable[Path]) -> None:
         self._ask(do="refuse", paths=list(paths))
 

@@ -269,6 +269,11 @@ class Network:
     def delay(self, paths: list[Path], delay_s: float) -> None:
         self.rules.delay_s |= dict.fromkeys(paths, delay_s)
 
+    def join(self, paths: list[Path]) -> None:
+        """These flow again, while others stay cut."""
+        self.rules.cut -= set(paths)
+        self._refresh()
+
     def heal(self, *, reset: bool) -> int:
         """Everything flows again; what was held arrives late, or its connections are reset."""
         held = [link for link in self.links if not self.rules.connects(*link.caller.path)]
@@ -312,6 +317,8 @@ class Network:
                 return None
             case "cut":
                 return self.cut(paths)
+            case "join":
+                return self.join(paths)
             case "refuse":
                 return self.refuse(paths)
             case "delay":

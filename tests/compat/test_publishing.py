@@ -17,8 +17,6 @@ from tests.compat import aio, confluent, kafka_python
 from tests.compat.message import CODECS, Message, numbered, values
 from tests.waiting import eventually
 
-from penstock.testing import EmbeddedBroker, ErrorCode
-
 CLIENTS: dict[str, ModuleType] = {"confluent": confluent, "kafka-python": kafka_python, "aiokafka": aio}
 LIMIT_BYTES = 1_048_588
 FAR_ABOVE_LIMIT_BYTES = 3_000_000
@@ -39,18 +37,6 @@ def test_an_idempotent_producer_delivers_in_order(bootstrap: str, topic: str, cl
     offsets = CLIENTS[client].publish(bootstrap, topic, numbered(500), **idempotence)
     assert offsets == list(range(500))
     assert values(confluent.read(bootstrap, topic, 500)) == values_of(numbered(500))
-
-
-def test_a_producer_repeats_what_the_leader_before_took_and_lost() -> None:
-    with EmbeddedBroker() as broker:
-        topic = broker.create_topic("orders", partitions=1)
-        broker.restart()  # another leader epoch: what the one before was sent may be lost
-        with broker.faults.fail("produce", ErrorCode.not_leader_or_follower, times=2) as lost:
-            offsets = confluent.publish(
-                broker.bootstrap_servers, topic, numbered(300), enable_idempotence=True, batch_num_messages=5
-            )
-        assert (lost.hits, offsets) == (2, list(range(300)))
-        assert values(confluent.read(broker.bootstrap_servers, topic, 300)) == values_of(numbered(300))
 
 
 def test_one_key_stays_in_one_partition_and_in_order(bootstrap: str, new_topic: Callable[..., str]) -> None:
