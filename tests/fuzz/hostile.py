@@ -194,6 +194,8 @@ class HostileRequests(Requests):
                 return self._string(name)
             case "uuid":
                 return self.chance.choice(self._topic_ids)
+            case "bool" if name == "validate_only":
+                return self.chance.random() < 0.1
             case "int8" | "int16" | "int32" | "int64":
                 return self._number(name, WIDTHS[kafka_type])
             case "timedelta_i32":
