@@ -42,7 +42,6 @@ LIMITING: Final = frozenset(
         "max.connection.creation.rate",
         "message.max.bytes",
         "min.insync.replicas",
-        "log.cleaner.min.compaction.lag.ms",  # above the maximum, it keeps topics from being created
         "log.cleanup.policy",  # compacted topics take no records without a key
         "log.message.timestamp.before.max.ms",
         "log.message.timestamp.after.max.ms",

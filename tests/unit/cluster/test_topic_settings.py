@@ -141,3 +141,8 @@ def test_contradictions_are_found_against_the_node_too() -> None:
     node = Layer(ConfigSource.STATIC_BROKER, {"log.cleaner.max.compaction.lag.ms": "5"})
     with pytest.raises(ApiError, match="conflict"):
         validate_topic_settings({"min.compaction.lag.ms": "6"}, [node])
+
+
+def test_defaults_of_brokers_that_contradict_each_other_keep_no_topic_from_being_created() -> None:
+    lags = {"log.cleaner.min.compaction.lag.ms": "10", "log.cleaner.max.compaction.lag.ms": "9"}
+    validate_topic_settings({"retention.ms": "1"}, [Layer(ConfigSource.DYNAMIC_DEFAULT_BROKER, lags)])
