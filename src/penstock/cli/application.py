@@ -10,8 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +22,7 @@ import penstock
 from penstock.cli import lifeline
 from penstock.cli.failure import FAILED, WRONG_USAGE, Failure
 from penstock.cli.output import note
+from penstock.client.signals import SignalEvent, ended_by_signals
 
 LOOK_S = 0.3
 #: A child that does not end by itself after a change is waited for so long.
@@ -188,8 +188,8 @@ def _applications(module: ModuleType) -> list[str]:
 
 
 def _run_all(apps: Sequence[Any]) -> None:
-    stop = threading.Event()
-    with _stopped_by_signals(stop.set):
+    stop = SignalEvent()
+    with ended_by_signals(stop.set):
         errors: list[BaseException] = []
         try:
             for each in apps:
@@ -216,16 +216,6 @@ def _run_all(apps: Sequence[Any]) -> None:
         raise Failure(f"{errors[0]}", exit_code=FAILED)
 
 
-@contextmanager
-def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 # Restarting them
 
 
@@ -240,8 +230,8 @@ def _watched(targets: Sequence[str], app_dir: Path) -> list[Path]:
 
 def _reloading(words: Sequence[str], folders: Sequence[Path]) -> int:
     """Until a signal. One that has ended by itself, for example by a mistake in its file, waits for a change."""
-    stop = threading.Event()
-    with _stopped_by_signals(stop.set):
+    stop = SignalEvent()
+    with ended_by_signals(stop.set):
         while True:
             before = _files(folders)
             # A session of its own: Ctrl-C of the terminal comes here, and goes on from here. The pipe ends it with this

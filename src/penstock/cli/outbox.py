@@ -17,6 +17,7 @@ from penstock.client.outbox.databases.base import Database, Rejected
 from penstock.client.outbox.databases.opening import dialect_of, make_tables, open_database
 from penstock.client.outbox.errors import Disturbed, OutboxError
 from penstock.client.outbox.schema import schema
+from penstock.client.signals import SignalEvent
 
 app = typer.Typer(
     help="Relay messages from a database to topics: the transactional outbox.", no_args_is_help=True
@@ -234,7 +235,7 @@ def _explained() -> Iterator[None]:
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
     """The batch in hand is finished first; a second signal does not wait."""
-    stopping = threading.Event()
+    stopping = SignalEvent()
     kinds = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(kind) for kind in kinds]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Final
 from penstock.client.cluster import Cluster
 from penstock.client.errors import ClientError
 from penstock.client.settings import ConnectionSettings
+from penstock.client.signals import SignalEvent
 from penstock.client.topics import NewTopic, ensure_topic
 from penstock.demo.billing import Billing
 from penstock.demo.broker import Broker
@@ -73,7 +73,7 @@ class House:
         self._settings = settings
         self._folders = Folders(root=settings.data)
         self._journal = Journal()
-        self._stop = threading.Event()
+        self._stop = SignalEvent()
         self._stopped_at = 0.0
         self._broker = Broker(self._folders, listen=settings.listen, http=settings.http)
         self._spark: Spark | None = None

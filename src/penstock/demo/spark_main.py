@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from penstock.client.signals import SignalEvent
 from penstock.demo.archived import Archived
 from penstock.demo.names import Folders
 from penstock.demo.queries import Duplicates, Queries
@@ -43,7 +44,7 @@ class Parent:
         self._out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         self._lock = threading.Lock()
-        self.wants_end = threading.Event()
+        self.wants_end = SignalEvent()
         self.wants_replay = threading.Event()
         self._is_ready = False
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Final, Self, TypeVar
@@ -34,6 +32,7 @@ from penstock.client.ledgers import Ledger
 from penstock.client.letters import Header
 from penstock.client.payloads import encode
 from penstock.client.salting import salted
+from penstock.client.signals import SignalEvent, ended_by_signals
 from penstock.client.stores import DedupeStore
 from penstock.client.topics import BROKER_DEFAULT, NewTopic, create_topics
 
@@ -75,7 +74,7 @@ class Penstock:
         self._subscriptions: list[Subscription] = []
         self._running: list[Consumption] = []
         self._waits: WaitReporter | None = None
-        self._stop = threading.Event()
+        self._stop = SignalEvent()
         self._lock = threading.Lock()
 
     # -- publishing ----------------------------------------------------------------------------------
@@ -348,7 +347,7 @@ class Penstock:
         is never 0.
         """
         _check_run_here()
-        with _signals(self.stop):
+        with ended_by_signals(self.stop):
             self.start()
             try:
                 self._wait()
@@ -508,17 +507,3 @@ def _salted(key: bytes | None, salt: int, salt_by: bytes | None) -> bytes:
         return salted(key, salt, of=salt_by)
     except ValueError as flaw:
         raise ApplicationError(f"salt={salt!r}: {flaw}") from None
-
-
-@contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """In the main thread, for as long as it runs."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

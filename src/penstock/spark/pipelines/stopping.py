@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from penstock.client.signals import SignalEvent
+
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -15,7 +17,7 @@ class Stopping:
     """Somebody wants it to end, and why."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._event = SignalEvent()
         self.reason = ""
 
     @property
