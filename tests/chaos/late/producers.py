@@ -122,9 +122,10 @@ class RawProducer:
                 self._connection.close()
                 self._connection = self._connected()
 
-    def _until_settled(self, request: Any) -> Any:
+    def _until_settled(self, request: Any, part: Callable[[Any], Any] = lambda answer: answer) -> Any:
+        """Asks again while the end of the transaction before is still being written."""
         passing = {ErrorCode.concurrent_transactions, ErrorCode.coordinator_not_available}
-        while (answer := self._call(request)).error_code in passing:
+        while (answer := part(self._call(request))).error_code in passing:
             time.sleep(0.02)
         if answer.error_code is not ErrorCode.none:
             raise Fenced(answer.error_code.name)
@@ -135,9 +136,7 @@ class RawProducer:
 
     def send(self, value: str, partition: int) -> None:
         request = self._batch(value, partition)
-        answer = self._call(request).responses[0].partition_responses[0]
-        if answer.error_code is not ErrorCode.none:
-            raise Fenced(answer.error_code.name)
+        self._until_settled(request, lambda answer: answer.responses[0].partition_responses[0])
 
     def send_later(self, value: str, partition: int) -> None:
         request, connection = self._batch(value, partition), self._connected()
