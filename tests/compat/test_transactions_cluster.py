@@ -237,10 +237,13 @@ def test_leaders_add_their_partitions_for_producers_of_the_newer_protocol(
     eventually(lambda: all_in_sync(admin), what="everyone in sync")
     topic = create(admin, unique("orders"), [1, 2, 3], [2, 3, 1], [3, 1, 2])
     at = coordinator(cluster, name).direct_address
-    begun = ask(
-        at, init.InitProducerIdRequest(transactional_id=name, transaction_timeout=timedelta(minutes=1))
-    )
-    assert begun.error_code is ErrorCode.none
+    request = init.InitProducerIdRequest(transactional_id=name, transaction_timeout=timedelta(minutes=1))
+
+    def begins() -> Any:
+        begun = ask(at, request)
+        return begun if begun.error_code is ErrorCode.none else None  # it may still be loading its log
+
+    begun = eventually(begins, what="a producer id")
     producer_id, epoch = begun.producer_id, begun.producer_epoch
     for commits in (True, False, True):
         for index in range(3):
