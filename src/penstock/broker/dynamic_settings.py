@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.broker.settings_table import NODE_SETTINGS
 from penstock.cluster.state import ResourceType
-from penstock.protocol.settings import InvalidSetting, Value
+from penstock.protocol.settings import Value
 
 if TYPE_CHECKING:
     from penstock.broker.settings import Settings
@@ -23,18 +23,11 @@ logger = logging.getLogger(__name__)
 
 def usable_settings(stored: Mapping[str, str]) -> dict[str, str]:
     """Of what is stored for brokers: a newer version may have stored settings or values that this one does not have."""
-    return {name: text for name, text in stored.items() if _is_usable(name, text)}
-
-
-def _is_usable(name: str, text: str) -> bool:
-    setting = NODE_SETTINGS.get(name)
-    if setting is None or setting.read_only:
-        return False
-    try:
-        setting.parse(text)
-    except InvalidSetting:
-        return False
-    return True
+    return {
+        name: text
+        for name, text in stored.items()
+        if (setting := NODE_SETTINGS.get(name)) is not None and setting.accepts(text)
+    }
 
 
 class DynamicSettings:

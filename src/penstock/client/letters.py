@@ -69,7 +69,7 @@ RETRY_SETTINGS: Final = {
     "message.timestamp.type": "CreateTime",
     "message.timestamp.after.max.ms": str(_LONG_MAX),
 }
-#: Letters are kept for thirty days at least: whoever looks after them need not do so within the week of other topics.
+#: Dead letters are kept for at least thirty days: people need more time for them than the usual week of a topic.
 DEAD_LETTER_SETTINGS: Final = {
     "message.timestamp.type": "CreateTime",
     "retention.ms": str(DEAD_LETTER_RETENTION_MS),

@@ -53,6 +53,16 @@ class Setting(NamedTuple):
             raise self._invalid(text, wrong)
         return value
 
+    def accepts(self, text: str) -> bool:
+        """Whether it can be set to this while nodes run."""
+        if self.read_only:
+            return False
+        try:
+            self.parse(text)
+        except InvalidSetting:
+            return False
+        return True
+
     def text(self, value: Value) -> str | None:
         """The value as Kafka prints it."""
         match value:

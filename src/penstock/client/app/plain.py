@@ -99,7 +99,7 @@ class Polling:
         self._committed_s = time.monotonic()
         self._is_closed = False
         self._commits_first = declared.delivery is Delivery.AT_MOST_ONCE
-        #: At most once: what the last poll returned. Whoever polls again, commits or closes has finished with it.
+        #: At most once: what the last poll returned. The next poll, commit or close tells that it is handled.
         self._open: Sequence[Any] = ()
         self._wait = PlainWait(declared, resources)
         try:

@@ -54,7 +54,7 @@ class Phase(Enum):
     #: A member of the group, without partitions so far.
     JOINING = auto()
     RUNNING = auto()
-    #: Before it starts anew, after a failure that was reported.
+    #: It failed, said why, and waits before it starts again.
     RESTING = auto()
 
 

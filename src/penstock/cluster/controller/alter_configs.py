@@ -228,13 +228,7 @@ class _Resource(ABC):
 
     def accepts(self, name: str, text: str) -> bool:
         setting = self.settings.get(name)
-        if setting is None or setting.read_only:
-            return False
-        try:
-            setting.parse(text)
-        except InvalidSetting:
-            return False
-        return True
+        return setting is not None and setting.accepts(text)
 
     @abstractmethod
     def default(self, name: str) -> Value: ...
@@ -289,14 +283,14 @@ class _BrokerResource(_Resource):
 
 
 def _refuse_lockout(name: str, text: str, values: Mapping[str, str]) -> None:
-    """As Apache Kafka does for one broker; cluster-wide, nobody could undo it or read anything any more."""
+    """Refuses what Apache Kafka refuses for one broker. Set for all brokers, no client could connect to undo it."""
     if text.strip().lstrip("+-").strip("0"):
         return  # any other number than 0
     if name == _PER_IP and not values.get(_PER_IP_OVERRIDES, "").strip(", "):
         message = f"{_PER_IP} can be set to zero only if {_PER_IP_OVERRIDES} property is set."
         raise ApiError(ErrorCode.invalid_request, message)
     if name == "max.connections":
-        raise ApiError(ErrorCode.invalid_request, "Invalid max.connections 0: nobody could connect any more")
+        raise ApiError(ErrorCode.invalid_request, "Invalid max.connections 0: no client could connect")
     if name in _RETENTION:
         message = f"{name} must be unlimited (-1) or, greater than or equal to 1"
         raise ApiError(ErrorCode.invalid_request, message)

@@ -103,8 +103,8 @@ def _configure(topology: Topology, topics: Topics) -> ConfiguredTopology:
 def _repartition_counts(topology: Topology, existing: Mapping[str, int]) -> dict[str, int]:
     """As many partitions as the application says, or as the largest input of the subtopology that writes them.
 
-    In rounds: whoever has an input whose number is known by now decides for all that it writes. Each subtopology has
-    its round once, however long the chain is.
+    In rounds: a subtopology that has an input with a known number decides for all topics that it writes. Each has its
+    round once, however long the chain is.
     """
     every = topology.subtopologies
     counts = {
